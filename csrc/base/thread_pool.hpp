@@ -1,0 +1,57 @@
+#pragma once
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace gramary {
+
+// A fixed set of workers that split one index range at a time.
+//
+// parallel_for(n, grain, body) calls body(begin, end) over disjoint pieces that cover [0, n)
+// and returns when all are done. The calling thread works too; a range no longer than one
+// grain runs on it alone, without waking anybody. Calls from several threads take turns.
+// An exception from a body is rethrown in the caller after every piece has ended.
+// Invariant: no worker touches a job after parallel_for returned. The destructor joins.
+// A forked child has no workers: parallel_for then runs on the caller alone.
+class ThreadPool {
+   public:
+    using Body = std::function<void(std::int64_t begin, std::int64_t end)>;
+
+    explicit ThreadPool(int num_threads);
+    ~ThreadPool();
+    ThreadPool(const ThreadPool&) = delete;
+    ThreadPool& operator=(const ThreadPool&) = delete;
+
+    // Threads that can work on one range, the caller included.
+    int num_threads() const noexcept { return static_cast<int>(workers_.size()) + 1; }
+
+    void parallel_for(std::int64_t count, std::int64_t grain, const Body& body);
+
+    // The process-wide pool, made at first use with default_num_threads() threads.
+    static ThreadPool& shared();
+    // CPUs this process may run on, at least 1, or what set_default_num_threads was given
+    // before the shared pool was made.
+    static int default_num_threads();
+    static void set_default_num_threads(int num_threads);
+
+   private:
+    struct Job;
+    void worker_loop();
+    static void work_on(Job& job);
+
+    std::mutex turn_;  // one job at a time
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    std::condition_variable idle_;
+    Job* job_ = nullptr;
+    std::uint64_t generation_ = 0;
+    int active_ = 0;
+    bool stopping_ = false;
+    int owner_pid_;
+    std::vector<std::thread> workers_;
+};
+
+}  // namespace gramary
