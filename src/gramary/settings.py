@@ -27,6 +27,7 @@ class Settings:
         debug_checks: check rules that only a caller's bug can break, at the price of time.
         memory_limit_bytes: host memory to plan with instead of what the machine reports; None
             asks the machine.
+        local_ranks: processes of this job on this machine; they share its memory.
         vram_reserve_gib: device memory left free by `device=auto` in GiB; None is 8 % of the
             device, at most 4 GiB.
         host_gib: with `device=auto,host`, host GiB the table may take; None sets no bound.
@@ -45,6 +46,7 @@ class Settings:
     check_ids: bool = False
     debug_checks: bool = False
     memory_limit_bytes: int | None = None
+    local_ranks: int = 1
     vram_reserve_gib: float | None = None
     host_gib: float | None = None
     disk_reader: str = "auto"
@@ -147,6 +149,9 @@ ENVIRONMENT: tuple[Variable, ...] = (
     Variable("GRAMARY_MEMORY_LIMIT_BYTES", "memory_limit_bytes", "an integer from 1 to 2^63-1",
              "host memory to plan with instead of what the machine reports", int,
              _or_none(_is_int_in(1, 2**63 - 1))),
+    Variable("LOCAL_WORLD_SIZE", "local_ranks", "an integer from 1 to 4096",
+             "processes of this job on this machine, as launchers set it; they share its memory",
+             int, _is_int_in(1, 4096)),
     Variable("GRAMARY_VRAM_RESERVE_GIB", "vram_reserve_gib", "a number from 0 to 1024",
              "device memory left free by device=auto", float, _or_none(_is_real_in(0, 1024))),
     Variable("GRAMARY_HOST_GIB", "host_gib", "a number from 0 to 1048576",
