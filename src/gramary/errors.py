@@ -22,6 +22,7 @@ GramaryError
 ├── RowFetchError                     a request for rows failed or timed out
 ├── SlotsBusyError                    every result slot is taken
 ├── SlotError                         a window slot is used against its rules
+├── ReceiptError                  a receipt does not follow its schema
 ├── DependencyError                   an optional package is needed and missing
 └── UnsupportedError                  this machine or build cannot do what was asked
 """
@@ -130,6 +131,10 @@ class SlotsBusyError(GramaryError):
 
 class SlotError(GramaryError):
     """A window slot is used against its rules."""
+
+
+class ReceiptError(GramaryError):
+    """A receipt does not follow its schema; the message names the field."""
 
 
 class DependencyError(GramaryError):

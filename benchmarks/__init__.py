@@ -1,0 +1,1 @@
+"""Benchmarks of gramary; each module measures one thing and writes one receipt."""

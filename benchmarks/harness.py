@@ -1,0 +1,225 @@
+"""From candidates to a receipt: check first, then time all candidates in alternation.
+
+A benchmark module defines `BENCHMARK = Benchmark(...)` and ends with
+
+    if __name__ == "__main__":
+        main(BENCHMARK)
+
+`build(smoke)` yields its cases one after another, so that only one case's data is alive at a time;
+with `smoke` it yields small ones that take seconds. `python -m benchmarks.<module> --help` shows
+the options; `python -m benchmarks.run` runs every module that this machine can.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine
+from benchmarks.timers import CpuTimer, Timer, Work
+from gramary import receipts
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+@dataclasses.dataclass
+class Case:
+    """One piece of work, done by several candidates.
+
+    Attributes:
+        name: what the case is, e.g. "fp8 8192 tokens".
+        parameters: sizes and seeds, flat.
+        candidates: what is timed, by name; buffers are made outside.
+        baseline: the candidate that the others are divided by.
+        check: runs before any timing; raises when the candidates' results differ, and returns
+            how many values it compared.
+        checked: what the check shows, in words.
+        moved_bytes: bytes that the work must read and write at least.
+        floor: least time for those bytes in microseconds, or None where no rate is known.
+        floor_basis: what the floor rests on.
+        cache: "cold" or "warm", with cache_note saying what that means here.
+        targets: the largest ratio promised for a candidate, where one is.
+        before: runs before every sample, outside of its time (drops a cache, resets a state).
+        timer: how a sample is taken.
+        num_samples: samples of each candidate.
+    """
+
+    name: str
+    parameters: Mapping[str, Any]
+    candidates: Mapping[str, Work]
+    baseline: str
+    check: Callable[[], int]
+    checked: str
+    moved_bytes: int
+    cache_note: str
+    cache: str = "warm"
+    floor: float | None = None
+    floor_basis: str = "not known"
+    targets: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    before: Callable[[], None] | None = None
+    timer: Timer = dataclasses.field(default_factory=CpuTimer)
+    num_samples: int = 15
+
+
+@dataclasses.dataclass
+class MeasuredCase:
+    """A case whose samples its own code took (peak memory in child processes), in bytes.
+
+    Attributes are those of `Case`; `samples` holds each candidate's samples.
+    """
+
+    name: str
+    parameters: Mapping[str, Any]
+    samples: Mapping[str, Sequence[float]]
+    baseline: str
+    check: Callable[[], int]
+    checked: str
+    moved_bytes: int
+    cache_note: str
+    cache: str = "cold"
+    floor: float | None = None
+    floor_basis: str = "not known"
+    targets: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    unit: str = "bytes"
+    timer_name: str = "peak_memory"
+
+
+@dataclasses.dataclass(frozen=True)
+class Benchmark:
+    """A named set of cases.
+
+    Attributes:
+        name: the module's name, the receipt's name and its file's stem.
+        build: yields the cases; called with whether small ones will do.
+        sources: glob patterns, from the repository's root, of the code that is measured.
+        needs: "cpu" or "cuda".
+    """
+
+    name: str
+    build: Callable[[bool], Iterator[Case | MeasuredCase]]
+    sources: Sequence[str]
+    needs: str = "cpu"
+
+    def can_run(self) -> bool:
+        """Returns whether this machine has what the benchmark needs."""
+        import torch
+
+        return self.needs == "cpu" or torch.cuda.is_available()
+
+
+def measure(case: Case | MeasuredCase) -> dict[str, Any]:
+    """Checks and times one case; returns it as a receipt holds it."""
+    compared = case.check()
+    if isinstance(case, MeasuredCase):
+        samples, unit, timer = case.samples, case.unit, case.timer_name
+    else:
+        samples, unit, timer = _take_samples(case), "us", case.timer.name
+    return {
+        "name": case.name,
+        "parameters": dict(case.parameters),
+        "unit": unit,
+        "timer": timer,
+        "cache": case.cache,
+        "cache_note": case.cache_note,
+        "check": {"what": case.checked, "compared": compared},
+        "bytes": {"moved": case.moved_bytes, "floor": case.floor, "basis": case.floor_basis},
+        **receipts.compare(samples, case.baseline, case.targets),
+    }
+
+
+def _take_samples(case: Case) -> dict[str, list[float]]:
+    samplers = {name: case.timer.prepare(work) for name, work in case.candidates.items()}
+    samples: dict[str, list[float]] = {name: [] for name in samplers}
+    for round_number in range(case.num_samples):
+        order = list(samplers)
+        # Forwards and backwards in turn, so that a drift of the machine favours nobody.
+        for name in order if round_number % 2 == 0 else reversed(order):
+            if case.before is not None:
+                case.before()
+            samples[name].append(round(samplers[name](), 4))
+    return samples
+
+
+def run(
+    benchmark: Benchmark,
+    *,
+    smoke: bool = False,
+    commit: str | None = None,
+    clean: bool | None = None,
+    command: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Runs every case, printing each as it is done, and returns the receipt.
+
+    Args:
+        benchmark: what to run.
+        smoke: take the small cases.
+        commit: revision of an exported tree; None asks git.
+        clean: whether that tree was unchanged.
+        command: words to repeat the run with; folders are cut off.
+
+    Raises:
+        ReceiptError: the result does not follow the receipt's schema.
+    """
+    cases = []
+    for case in benchmark.build(smoke):
+        cases.append(measure(case))
+        print_case(cases[-1])
+    receipt = {
+        "schema": receipts.SCHEMA,
+        "name": benchmark.name,
+        "command": [word.rsplit("/", 1)[-1] if word.startswith("/") else word for word in command],
+        "revision": machine.describe_revision(commit, clean),
+        "sources": machine.hash_sources([*benchmark.sources, "benchmarks/harness.py"]),
+        "taken_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "hardware": machine.describe_hardware(),
+        "versions": machine.describe_versions(),
+        "cases": cases,
+    }
+    receipts.validate(receipt)
+    return receipt
+
+
+def print_case(case: Mapping[str, Any]) -> None:
+    """Prints one measured case: a line for each candidate, with its ratio and target."""
+    print(f"{case['name']} ({case['cache']}; {case['check']['what']})")
+    for name, summary in case["candidates"].items():
+        line = f"  {name:<34} {summary['median']:>14.1f} {case['unit']}"
+        line += f"  [{summary['p20']:.1f} .. {summary['p80']:.1f}]"
+        if name in case["ratios"]:
+            line += f"  {case['ratios'][name]:.3f} x {case['baseline']}"
+        if name in case["targets"]:
+            target = case["targets"][name]
+            line += f"  (at most {target['at_most']}: {'met' if target['met'] else 'MISSED'})"
+        print(line)
+    sys.stdout.flush()
+
+
+def main(benchmark: Benchmark, arguments: Sequence[str] | None = None) -> None:
+    """Runs a benchmark from its command line and writes its receipt."""
+    parser = argparse.ArgumentParser(prog=f"benchmarks.{benchmark.name}")
+    parser.add_argument("--smoke", action="store_true", help="small cases, seconds; no receipt")
+    parser.add_argument("--revision", help="commit of an exported tree (default: ask git)")
+    parser.add_argument("--clean", action="store_true", help="that tree was unchanged")
+    parser.add_argument("--out", type=Path, help="receipt file (default: benchmarks/results/)")
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    options = parser.parse_args(words)
+    if not benchmark.can_run():
+        parser.exit(3, f"{benchmark.name}: needs {benchmark.needs}, which is not here\n")
+    receipt = run(
+        benchmark,
+        smoke=options.smoke,
+        commit=options.revision,
+        clean=options.clean if options.revision else None,
+        command=["python", "-m", f"benchmarks.{benchmark.name}", *words],
+    )
+    if options.smoke and options.out is None:
+        return
+    path = options.out or RESULTS / f"{benchmark.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    receipts.write(receipt, path)
+    print(f"receipt: {path.name}")

@@ -1,0 +1,5 @@
+"""`python -m gramary` is the `gramary` command."""
+
+from gramary.cli import main
+
+main()
