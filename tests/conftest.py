@@ -1,0 +1,41 @@
+"""Small checkpoints that the tests share; each is made once a session and never written to."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`make_checkpoint(**options)`: a checkpoint of `make_model(..., **options)`, not to change."""
+    made: dict[str, Path] = {}
+
+    def make(**options: Any) -> Path:
+        # Imported where it is used: transformers takes seconds.
+        from make_model import make_model
+
+        key = repr(sorted(options.items()))
+        if key not in made:
+            made[key] = make_model(tmp_path_factory.mktemp("model") / "model", **options)
+        return made[key]
+
+    return make
+
+
+@pytest.fixture
+def copy_checkpoint(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
+    """`copy_checkpoint(**options)`: a copy of such a checkpoint that the test may spoil."""
+
+    def copy(**options: Any) -> Path:
+        return Path(shutil.copytree(make_checkpoint(**options), tmp_path / "copy"))
+
+    return copy
+
+
+@pytest.fixture(scope="session", params=["bf16", "fp16", "fp32", "fp8", "nvfp4"])
+def checkpoint(request: pytest.FixtureRequest, make_checkpoint: Callable[..., Path]) -> Path:
+    """A checkpoint of each codec in turn, not to change."""
+    return make_checkpoint(codec=request.param)
