@@ -17,6 +17,7 @@ LAYERS = {
     "native": 0,
     "hashing": 1,
     "codecs": 1,
+    "placement_grammar": 1,
     "row_layout": 2,
     "checkpoint": 2,
     "pack": 2,
