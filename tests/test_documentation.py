@@ -1,0 +1,77 @@
+"""The written pages agree with the code: settings, behaviours, docstrings, links."""
+
+import ast
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+SOURCES = sorted((REPOSITORY / "src" / "gramary").rglob("*.py"))
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *REPOSITORY.glob("docs/*.md")]
+LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+def load_tool(name: str) -> object:
+    """Returns a module of tools/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "tools" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.behaviour(35)
+def test_the_settings_page_is_the_table_in_the_code() -> None:
+    """Behaviour 35: every variable with its range is in one documented table."""
+    page = (REPOSITORY / "docs" / "settings.md").read_text(encoding="utf-8")
+    expected = load_tool("write_settings_page").render_page()
+    assert page == expected, "run: python tools/write_settings_page.py"
+
+
+def public_definitions(path: Path) -> Iterator[tuple[str, ast.AST]]:
+    """Yields the public functions, classes and methods of a file by dotted name."""
+
+    def walk(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.AST]]:
+        for node in body:
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                if node.name.startswith("_"):
+                    continue
+                yield f"{prefix}{node.name}", node
+                if isinstance(node, ast.ClassDef):
+                    yield from walk(node.body, f"{prefix}{node.name}.")
+
+    yield from walk(ast.parse(path.read_text(encoding="utf-8")).body, "")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_every_public_name_has_a_docstring(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert ast.get_docstring(tree), f"{path} has no docstring"
+    missing = [name for name, node in public_definitions(path) if not ast.get_docstring(node)]
+    assert not missing, f"{path.name}: no docstring: {', '.join(missing)}"
+
+
+def claimed_tests() -> dict[int, set[str]]:
+    """Returns the test files that docs/behaviours.md names for each number."""
+    page = (REPOSITORY / "docs" / "behaviours.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \|[^|]*\|([^|]*)\|$", page, re.MULTILINE)
+    return {int(number): set(re.findall(r"`(tests/[\w/.]+)`", tests)) for number, tests in rows}
+
+
+def test_every_behaviour_claimed_is_shown_by_the_tests_named() -> None:
+    marked = load_tool("fill_behaviours_page").find_marked_tests()
+    claimed = claimed_tests()
+    assert sorted(claimed) == list(range(1, 37)), "one row for each of the 36 behaviours"
+    assert set(marked) <= set(claimed), "a test carries an unknown number"
+    for number, files in claimed.items():
+        unshown = files - marked[number]
+        assert not unshown, f"behaviour {number}: no test marked with it in {sorted(unshown)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name}: {target} does not exist"
