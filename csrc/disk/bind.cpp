@@ -1,5 +1,155 @@
 #include "disk/bind.hpp"
 
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+
+#include "disk/disk_reader.hpp"
+#include "disk/xxh64.hpp"
+
+namespace nb = nanobind;
+
 namespace gramary {
-void bind_disk(nanobind::module_& m) { (void)m; }
+namespace {
+
+// Raises gramary.errors.RowReadError.
+[[noreturn]] void raise_read_error(const std::string& what, const std::string& path,
+                                   std::int64_t offset, int error) {
+    nb::object type = nb::module_::import_("gramary.errors").attr("RowReadError");
+    nb::object value =
+        type(what, nb::arg("file") = path, nb::arg("offset") = offset, nb::arg("errno") = error);
+    PyErr_SetObject(type.ptr(), value.ptr());
+    throw nb::python_error();
+}
+
+// Raises gramary.errors.ChecksumError.
+[[noreturn]] void raise_checksum_error(const std::string& path, std::int64_t offset,
+                                       const ReadFailure& failure) {
+    char digests[96];
+    std::snprintf(digests, sizeof digests, "stored checksum %016llx, computed %016llx",
+                  static_cast<unsigned long long>(failure.stored),
+                  static_cast<unsigned long long>(failure.computed));
+    nb::object type = nb::module_::import_("gramary.errors").attr("ChecksumError");
+    nb::object value = type(path + ": the block at byte " + std::to_string(offset) +
+                            " was altered: " + digests + "; run `gramary verify` and rebuild it");
+    PyErr_SetObject(type.ptr(), value.ptr());
+    throw nb::python_error();
+}
+
+// A reader with the paths that its errors name.
+struct BoundReader {
+    std::vector<std::string> paths;
+    std::unique_ptr<DiskReader> reader;
+};
+
+template <class Record>
+std::vector<Record> copy_records(std::uintptr_t pointer, std::int64_t count) {
+    std::vector<Record> records(static_cast<std::size_t>(count));
+    if (count > 0) {
+        std::memcpy(records.data(), reinterpret_cast<const void*>(pointer),
+                    records.size() * sizeof(Record));
+    }
+    return records;
+}
+
+void open_reader(BoundReader* self, std::vector<std::string> paths, std::uintptr_t identities,
+                 std::uintptr_t runs, std::int64_t num_runs, std::uintptr_t parts,
+                 std::int64_t num_parts, std::int64_t row_bytes, std::int64_t block_bytes,
+                 std::uint64_t checksum_seed, const std::string& reader, bool direct_io,
+                 int num_threads) {
+    std::vector<FileIdentity> files;
+    std::vector<std::int64_t> file_bytes;
+    const auto* facts = reinterpret_cast<const std::int64_t*>(identities);
+    for (std::size_t i = 0; i < paths.size(); ++i, facts += 4) {
+        files.push_back({paths[i], facts[0], facts[1], facts[2], facts[3]});
+        file_bytes.push_back(facts[0]);
+    }
+    RowMap map(copy_records<RowRun>(runs, num_runs), copy_records<RowPart>(parts, num_parts),
+               file_bytes, row_bytes);
+    const BlockChecks checks{static_cast<std::uint32_t>(block_bytes), checksum_seed};
+    try {
+        auto opened = std::make_unique<DiskReader>(std::move(map), std::move(files), checks,
+                                                   DiskOptions{reader, direct_io, num_threads});
+        new (self) BoundReader{std::move(paths), std::move(opened)};
+    } catch (const FileSet::OpenFailure& failure) {
+        raise_read_error(failure.what, paths[static_cast<std::size_t>(failure.file)], 0,
+                         failure.error);
+    }
+}
+
+void read_rows(BoundReader& self, std::uintptr_t row_ids, std::int64_t count, std::uintptr_t out) {
+    const auto* ids = reinterpret_cast<const std::int64_t*>(row_ids);
+    const std::int64_t* const foreign = std::find_if(ids, ids + count, [&](std::int64_t id) {
+        return id < 0 || id >= self.reader->map().num_rows();
+    });
+    if (foreign != ids + count) {
+        throw nb::index_error(("row_ids[" + std::to_string(foreign - ids) + "]: expected 0 to " +
+                               std::to_string(self.reader->map().num_rows() - 1) + ", got " +
+                               std::to_string(*foreign))
+                                  .c_str());
+    }
+    std::optional<ReadFailure> failure;
+    {
+        nb::gil_scoped_release released;
+        failure = self.reader->read({ids, static_cast<std::size_t>(count)},
+                                    reinterpret_cast<std::uint8_t*>(out));
+    }
+    if (!failure) return;
+    const std::string& path = self.paths[static_cast<std::size_t>(file_of(failure->address))];
+    if (failure->kind == ReadFailure::Kind::checksum) {
+        raise_checksum_error(path, offset_of(failure->address), *failure);
+    }
+    raise_read_error("cannot read rows", path, offset_of(failure->address), failure->error);
+}
+
+nb::dict stats_of(const BoundReader& self) {
+    const DiskStats& stats = self.reader->stats();
+    nb::dict snapshot;
+    const auto put = [&](const char* name, const DiskStats::Counter& counter) {
+        snapshot[name] = counter.load(std::memory_order_relaxed);
+    };
+    put("num_batches", stats.num_batches);
+    put("num_rows", stats.num_rows);
+    put("num_distinct_rows", stats.num_distinct_rows);
+    put("num_blocks", stats.num_blocks);
+    put("row_bytes", stats.row_bytes);
+    put("read_bytes", stats.read_bytes);
+    put("num_cached_reads", stats.num_cached_reads);
+    put("num_stored_reads", stats.num_stored_reads);
+    put("num_direct_reads", stats.num_direct_reads);
+    put("num_retries", stats.num_retries);
+    put("num_failures", stats.num_failures);
+    put("max_in_flight", stats.max_in_flight);
+    put("planning_ns", stats.planning_ns);
+    put("cached_ns", stats.cached_ns);
+    put("waiting_ns", stats.waiting_ns);
+    put("scattering_ns", stats.scattering_ns);
+    return snapshot;
+}
+
+}  // namespace
+
+void bind_disk(nb::module_& m) {
+    m.def(
+        "xxh64",
+        [](std::uintptr_t data, std::size_t size, std::uint64_t seed) {
+            return xxh64(reinterpret_cast<const void*>(data), size, seed);
+        },
+        nb::call_guard<nb::gil_scoped_release>());
+    nb::class_<BoundReader>(m, "DiskReader")
+        .def("__init__", &open_reader)
+        .def("read", &read_rows)
+        .def("stats", &stats_of)
+        .def("backend_name", [](const BoundReader& self) { return self.reader->backend_name(); })
+        .def("direct_alignment",
+             [](const BoundReader& self) { return self.reader->files().direct_alignment(); })
+        .def("find_changed",
+             [](const BoundReader& self) { return self.reader->files().find_changed(); })
+        .def("take_notes", [](BoundReader& self) { return self.reader->take_notes(); });
+}
+
 }  // namespace gramary

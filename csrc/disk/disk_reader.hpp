@@ -1,0 +1,66 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "disk/block_plan.hpp"
+#include "disk/disk_stats.hpp"
+#include "disk/file_set.hpp"
+#include "disk/read_backend.hpp"
+#include "disk/read_task.hpp"
+#include "disk/row_map.hpp"
+
+namespace gramary {
+
+// How a reader goes about it.
+struct DiskOptions {
+    std::string reader = "auto";  // "auto", "io_uring", "pread"
+    bool direct_io = true;
+    int num_threads = 0;  // of the pread backend; 0 chooses
+};
+
+// Reads encoded rows from files.
+//
+// A batch is located, sorted and planned (block_plan); what the page cache holds is read at once by
+// the caller, or for many reads by the shared thread pool; the rest goes to the backend, through
+// O_DIRECT when there is much of it. The batch itself is the measurement: no state is carried from
+// one to the next. Any number of threads may read at once; destroyed only when none does.
+class DiskReader {
+ public:
+    DiskReader(RowMap map, std::vector<FileIdentity> files, const BlockChecks& checks,
+               const DiskOptions& options);
+
+    // Fills out[i] with row row_ids[i]; 0 <= id < num_rows. After a failure the output is
+    // unspecified and the next call starts afresh.
+    std::optional<ReadFailure> read(std::span<const std::int64_t> row_ids, std::uint8_t* out);
+
+    const RowMap& map() const noexcept { return map_; }
+    const FileSet& files() const noexcept { return files_; }
+    const DiskStats& stats() const noexcept { return stats_; }
+    const char* backend_name() const noexcept { return backend_->name(); }
+    // What this machine cannot do of what was wanted, each once, in words.
+    std::vector<std::string> take_notes();
+
+ private:
+    struct Scratch;
+    std::optional<ReadFailure> read_piece(std::span<const std::int64_t> row_ids, std::uint8_t* out,
+                                          Scratch& scratch);
+    std::optional<ReadFailure> read_warm(std::uint8_t* out, Scratch& scratch);
+    std::optional<ReadFailure> read_cold(std::uint8_t* out, Scratch& scratch);
+    ReadRules buffered_rules() const noexcept;
+    ReadRules direct_rules() const noexcept;
+
+    RowMap map_;
+    FileSet files_;
+    BlockChecks checks_;
+    DiskStats stats_;
+    std::unique_ptr<ReadBackend> backend_;
+    std::mutex notes_mutex_;
+    std::vector<std::string> notes_;
+};
+
+}  // namespace gramary

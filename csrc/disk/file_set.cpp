@@ -1,0 +1,112 @@
+#include "disk/file_set.hpp"
+
+#include <fcntl.h>
+#include <linux/stat.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+
+namespace gramary {
+namespace {
+
+constexpr std::uint32_t kMinAlignment = 4096;
+constexpr std::uint32_t kMaxAlignment = 1u << 16;
+
+// Alignment that the file system asks of O_DIRECT: 0 when it refuses direct reads, kMinAlignment
+// when it does not say (kernels before 6.1).
+std::uint32_t ask_direct_alignment(int fd) {
+#if defined(STATX_DIOALIGN)
+    struct statx facts;
+    std::memset(&facts, 0, sizeof facts);
+    if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &facts) == 0 &&
+        (facts.stx_mask & STATX_DIOALIGN) != 0) {
+        if (facts.stx_dio_offset_align == 0) return 0;
+        return std::max({kMinAlignment, facts.stx_dio_offset_align, facts.stx_dio_mem_align});
+    }
+#else
+    (void)fd;
+#endif
+    return kMinAlignment;
+}
+
+int open_retrying(const char* path, int flags) {
+    int fd;
+    do {
+        fd = ::open(path, flags | O_RDONLY | O_CLOEXEC);
+    } while (fd < 0 && errno == EINTR);
+    return fd;
+}
+
+std::int64_t mtime_ns_of(const struct stat& facts) {
+    return static_cast<std::int64_t>(facts.st_mtim.tv_sec) * 1'000'000'000 + facts.st_mtim.tv_nsec;
+}
+
+}  // namespace
+
+FileDescriptor::~FileDescriptor() {
+    if (fd_ >= 0) ::close(fd_);
+}
+
+FileSet::FileSet(std::vector<FileIdentity> identities, bool want_direct)
+    : identities_(std::move(identities)),
+      buffered_(identities_.size()),
+      direct_(identities_.size()) {
+    for (std::size_t i = 0; i < identities_.size(); ++i) open_buffered(i);
+    if (want_direct) open_direct();
+}
+
+void FileSet::open_buffered(std::size_t i) {
+    const FileIdentity& expected = identities_[i];
+    const auto index = static_cast<std::int64_t>(i);
+    buffered_[i] = FileDescriptor(open_retrying(expected.path.c_str(), 0));
+    if (!buffered_[i]) throw OpenFailure{index, errno, "cannot open the file"};
+    struct stat facts;
+    if (::fstat(buffered_[i].get(), &facts) != 0) {
+        throw OpenFailure{index, errno, "cannot stat the file"};
+    }
+    if (!S_ISREG(facts.st_mode)) throw OpenFailure{index, EINVAL, "not a regular file"};
+    if (facts.st_size != expected.bytes ||
+        static_cast<std::int64_t>(facts.st_dev) != expected.device ||
+        static_cast<std::int64_t>(facts.st_ino) != expected.inode ||
+        mtime_ns_of(facts) != expected.mtime_ns) {
+        throw OpenFailure{index, ESTALE, "the file was changed or replaced since it was inspected"};
+    }
+    // Rows are random: read-ahead would read 32 pages for one.
+    (void)::posix_fadvise(buffered_[i].get(), 0, 0, POSIX_FADV_RANDOM);
+}
+
+void FileSet::open_direct() {
+    std::uint32_t alignment = kMinAlignment;
+    for (std::size_t i = 0; i < identities_.size(); ++i) {
+        // By descriptor, so that both are the same file whatever became of the path.
+        const std::string path = "/proc/self/fd/" + std::to_string(buffered_[i].get());
+        direct_[i] = FileDescriptor(open_retrying(path.c_str(), O_DIRECT));
+        const std::uint32_t wanted = direct_[i] ? ask_direct_alignment(direct_[i].get()) : 0;
+        if (wanted == 0 || wanted > kMaxAlignment || !std::has_single_bit(wanted)) {
+            direct_refusal_ = identities_[i].path + ": " +
+                              (direct_[i] ? "the file system refuses O_DIRECT" : strerror(errno));
+            direct_ = std::vector<FileDescriptor>(identities_.size());
+            return;
+        }
+        alignment = std::max(alignment, wanted);
+    }
+    direct_alignment_ = alignment;
+}
+
+std::int64_t FileSet::find_changed() const noexcept {
+    for (std::size_t i = 0; i < identities_.size(); ++i) {
+        struct stat facts;
+        if (::fstat(buffered_[i].get(), &facts) != 0 || facts.st_size != identities_[i].bytes ||
+            mtime_ns_of(facts) != identities_[i].mtime_ns) {
+            return static_cast<std::int64_t>(i);
+        }
+    }
+    return -1;
+}
+
+}  // namespace gramary

@@ -1,0 +1,77 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace gramary {
+
+// Owns one file descriptor.
+class FileDescriptor {
+ public:
+    FileDescriptor() = default;
+    explicit FileDescriptor(int fd) noexcept : fd_(fd) {}
+    ~FileDescriptor();
+    FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+    FileDescriptor& operator=(FileDescriptor&& other) noexcept {
+        std::swap(fd_, other.fd_);
+        return *this;
+    }
+    int get() const noexcept { return fd_; }
+    explicit operator bool() const noexcept { return fd_ >= 0; }
+
+ private:
+    int fd_ = -1;
+};
+
+// What a file was when its layout was read; a file that is another one now is refused.
+struct FileIdentity {
+    std::string path;
+    std::int64_t bytes;
+    std::int64_t device;
+    std::int64_t inode;
+    std::int64_t mtime_ns;
+};
+
+// The open files of a reader, from construction to destruction.
+//
+// Every file is open for reads through the page cache, without read-ahead, and where the file
+// system allows it a second time with O_DIRECT. The descriptors stay on the files that were opened:
+// renaming another file over a path changes nothing. The constructor throws OpenFailure and leaves
+// no descriptor behind.
+class FileSet {
+ public:
+    struct OpenFailure {
+        std::int64_t file;
+        int error;  // ESTALE: the file is not the one whose layout was read
+        std::string what;
+    };
+
+    FileSet(std::vector<FileIdentity> identities, bool want_direct);
+
+    std::int64_t size() const noexcept { return static_cast<std::int64_t>(identities_.size()); }
+    int buffered_fd(std::int64_t file) const noexcept { return buffered_[at(file)].get(); }
+    // -1 unless direct() holds.
+    int direct_fd(std::int64_t file) const noexcept { return direct_[at(file)].get(); }
+    // Whether every file can be read with O_DIRECT at direct_alignment().
+    bool direct() const noexcept { return direct_alignment_ > 0; }
+    // Alignment of offset, length and memory that suits all files; at least 4096, or 0.
+    std::uint32_t direct_alignment() const noexcept { return direct_alignment_; }
+    // Why O_DIRECT is not used although it was wanted, or empty.
+    const std::string& direct_refusal() const noexcept { return direct_refusal_; }
+    // First file that changed since it was opened (size, mtime), or -1.
+    std::int64_t find_changed() const noexcept;
+
+ private:
+    static std::size_t at(std::int64_t file) noexcept { return static_cast<std::size_t>(file); }
+    void open_buffered(std::size_t i);
+    void open_direct();
+
+    std::vector<FileIdentity> identities_;
+    std::vector<FileDescriptor> buffered_;
+    std::vector<FileDescriptor> direct_;
+    std::uint32_t direct_alignment_ = 0;
+    std::string direct_refusal_;
+};
+
+}  // namespace gramary

@@ -1,0 +1,53 @@
+#include "disk/pread_backend.hpp"
+
+#include <algorithm>
+#include <memory>
+
+#include "disk/aligned_buffer.hpp"
+#include "disk/positioned_read.hpp"
+
+namespace gramary {
+namespace {
+
+constexpr std::size_t kCallerAlone = 2;
+constexpr std::int64_t kReadGrain = 4;
+
+// Direct reads may need memory on a boundary of up to 64 KiB.
+constexpr std::size_t kBufferAlignment = 1u << 16;
+
+void read_range(ReadTask& task, std::int64_t begin, std::int64_t end) {
+    thread_local AlignedBuffer buffer(kBufferAlignment);
+    for (std::int64_t i = begin; i < end && !task.failed(); ++i) {
+        const BlockRead& read = task.reads()[static_cast<std::size_t>(i)];
+        std::uint8_t* const place = task.direct() ? nullptr : task.destination(read);
+        std::uint8_t* const data = place != nullptr ? place : buffer.reserve(read.length);
+        const PositionedRead result =
+            read_fully(task.fd_of(read), data, read.length, offset_of(read.address));
+        if (result.bytes < read.needed) {
+            task.retry(read);
+        } else if (place == nullptr) {
+            task.deliver(read, data);
+        }
+    }
+}
+
+}  // namespace
+
+ThreadPool& PreadBackend::pool() {
+    std::call_once(started_, [this] { pool_ = std::make_unique<ThreadPool>(num_threads_); });
+    return *pool_;
+}
+
+void PreadBackend::run(ReadTask& task) {
+    const auto count = static_cast<std::int64_t>(task.reads().size());
+    if (task.reads().size() <= kCallerAlone) {
+        read_range(task, 0, count);
+        return;
+    }
+    const std::int64_t spread = count / num_threads_;
+    pool().parallel_for(
+        count, std::min(std::max<std::int64_t>(spread, 1), kReadGrain),
+        [&](std::int64_t begin, std::int64_t end) { read_range(task, begin, end); });
+}
+
+}  // namespace gramary

@@ -1,0 +1,210 @@
+"""Reading encoded rows from files: positioned and direct reads of the C++ core."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+
+import torch
+
+import gramary.native._core as _core
+from gramary.errors import ArgumentError, ClosedError, RowIdError
+
+_logger = logging.getLogger("gramary")
+_said: set[str] = set()
+
+
+@dataclasses.dataclass(frozen=True)
+class FlatLayout:
+    """Where rows lie in files, as arrays (the form of `row_layout.RowLayout` the core takes).
+
+    Attributes:
+        paths: the files.
+        identities: int64 [files, 4]: bytes, device, inode, modification time in ns of each.
+        runs: int64 [runs, 4]: first row, number of rows, first part, number of parts; ordered,
+            together rows 0 .. num_rows - 1, all with the same number of parts.
+        parts: int64 [parts, 7]: file, offset, width, column, rows_per_block, block_bytes, stride.
+        row_bytes: bytes of one encoded row.
+        checked_block_bytes: size of the blocks that end in their XXH64, or 0 for none.
+        checksum_seed: seed of the block numbered 0; block n, counted from the file's start, has
+            `checksum_seed + n`.
+    """
+
+    paths: tuple[str, ...]
+    identities: torch.Tensor
+    runs: torch.Tensor
+    parts: torch.Tensor
+    row_bytes: int
+    checked_block_bytes: int = 0
+    checksum_seed: int = 0
+
+    def __post_init__(self) -> None:
+        shapes = {"identities": (len(self.paths), 4), "runs": (-1, 4), "parts": (-1, 7)}
+        for name, (rows, columns) in shapes.items():
+            array = getattr(self, name)
+            fits = array.ndim == 2 and array.shape[1] == columns and rows in (-1, len(array))
+            if array.dtype != torch.int64 or not array.is_contiguous() or not fits:
+                raise ArgumentError(
+                    f"{name}: expected contiguous int64 [{len(self.paths) if rows >= 0 else 'n'}, "
+                    f"{columns}], got {array.dtype} {tuple(array.shape)}"
+                )
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the table."""
+        return int(self.runs[-1, 0] + self.runs[-1, 1]) if len(self.runs) else 0
+
+
+class DiskReader:
+    """Reads encoded rows of one table from its files; any number of threads may call `read`.
+
+    Args:
+        layout: where the rows lie.
+        reader: "auto" and "io_uring" read what the page cache misses through io_uring where the
+            machine allows it, "pread" through a pool of positioned reads.
+        direct_io: whether large batches that miss the page cache may bypass it.
+        num_threads: threads of the pread pool; 0 lets the core choose.
+
+    Raises:
+        RowReadError: a file cannot be opened, or is not the one whose layout was read (ESTALE);
+            no descriptor stays open.
+        ArgumentError: the layout is inconsistent.
+    """
+
+    def __init__(
+        self,
+        layout: FlatLayout,
+        *,
+        reader: str = "auto",
+        direct_io: bool = True,
+        num_threads: int = 0,
+    ) -> None:
+        self.row_bytes = layout.row_bytes
+        self.num_rows = layout.num_rows
+        self._paths = layout.paths
+        self._users = _Users()
+        try:
+            self._core = _core.DiskReader(
+                list(layout.paths),
+                layout.identities.data_ptr(),
+                layout.runs.data_ptr(),
+                len(layout.runs),
+                layout.parts.data_ptr(),
+                len(layout.parts),
+                layout.row_bytes,
+                layout.checked_block_bytes,
+                layout.checksum_seed,
+                reader,
+                direct_io,
+                num_threads,
+            )
+        except ValueError as error:
+            raise ArgumentError(str(error)) from None
+        self._say_notes()
+
+    def read(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:
+        """Fills out[i] with the encoded row `row_ids[i]`; each block is read once.
+
+        Args:
+            row_ids: int64 [n] on the CPU, contiguous, each from 0 to num_rows - 1.
+            out: uint8 [n, row_bytes] on the CPU, contiguous.
+
+        Raises:
+            RowReadError: reading failed, or a file is shorter than it was; `out` is unspecified
+                and the next call starts afresh.
+            ChecksumError: a block of a pack was altered.
+            RowIdError: a row id lies outside the table.
+            ClosedError: the reader was closed.
+            ArgumentError: a tensor is of the wrong dtype, shape or device.
+        """
+        if row_ids.dtype != torch.int64 or row_ids.ndim != 1 or not row_ids.is_contiguous():
+            raise ArgumentError(
+                f"row_ids: expected contiguous int64 [n], got {row_ids.dtype} "
+                f"{tuple(row_ids.shape)}"
+            )
+        count = row_ids.shape[0]
+        if (
+            out.dtype != torch.uint8
+            or out.shape != (count, self.row_bytes)
+            or not out.is_contiguous()
+            or out.device.type != "cpu"
+            or row_ids.device.type != "cpu"
+        ):
+            raise ArgumentError(
+                f"out: expected contiguous uint8 [{count}, {self.row_bytes}] on the CPU, got "
+                f"{out.dtype} {tuple(out.shape)} on {out.device}"
+            )
+        if count == 0:
+            return
+        with self._users:
+            try:
+                self._core.read(row_ids.data_ptr(), count, out.data_ptr())
+            except IndexError as error:
+                raise RowIdError(str(error)) from None
+            self._say_notes()
+
+    def stats(self) -> dict[str, int | float | str]:
+        """Returns a snapshot of the counters since the reader was opened, by name."""
+        with self._users:
+            counters: dict[str, int | float | str] = dict(self._core.stats())
+            counters["reader"] = self._core.backend_name()
+            counters["direct_alignment"] = self._core.direct_alignment()
+        return counters
+
+    def find_changed_file(self) -> str | None:
+        """Returns the path of a file whose size or time changed since it was opened, or None."""
+        with self._users:
+            changed = self._core.find_changed()
+        return None if changed < 0 else self._paths[changed]
+
+    def close(self) -> None:
+        """Waits for running reads and gives descriptors and threads back; repeatable."""
+        if self._users.close():
+            del self._core
+
+    def _say_notes(self) -> None:
+        for note in self._core.take_notes():
+            if note not in _said:
+                _said.add(note)
+                _logger.warning(note)
+
+
+class _Users:
+    """Counts calls under way, so that closing waits for them; a context manager per call."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._count = 0
+        self._closed = False
+
+    def __enter__(self) -> None:
+        with self._condition:
+            if self._closed:
+                raise ClosedError("the disk reader was closed")
+            self._count += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._condition:
+            self._count -= 1
+            if self._closed and not self._count:
+                self._condition.notify_all()
+
+    def close(self) -> bool:
+        """Refuses new calls and waits for the others; True for the one call that closed."""
+        with self._condition:
+            if self._closed:
+                return False
+            self._closed = True
+            self._condition.wait_for(lambda: not self._count)
+            return True
+
+
+def xxh64(data: torch.Tensor, seed: int = 0) -> int:
+    """Returns the XXH64 digest of the bytes of a contiguous CPU tensor.
+
+    Source: "xxHash fast digest algorithm", version 0.1.1, section "XXH64 algorithm description".
+    """
+    if not data.is_contiguous() or data.device.type != "cpu":
+        raise ArgumentError(f"data: expected a contiguous CPU tensor, got {data.device}")
+    return int(_core.xxh64(data.data_ptr(), data.nbytes, seed))

@@ -1,0 +1,102 @@
+"""The disk tier: rows stay in their files and are read when they are asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+from collections.abc import Mapping
+
+import torch
+
+from gramary.errors import RowReadError, UnsupportedError
+from gramary.native.disk import DiskReader, FlatLayout
+from gramary.row_layout import RowLayout
+from gramary.settings import Settings
+from gramary.tiers.base import Tier
+
+
+class DiskTier(Tier):
+    """Rows first_row .. first_row + num_rows - 1, read from the files of `layout`.
+
+    Args:
+        layout: where all rows of the table lie; the tier holds the files open.
+        first_row: the table's row number of the first row of this tier.
+        num_rows: rows of this tier.
+        settings: `disk_reader` and `direct_io` are followed.
+
+    Raises:
+        RowReadError: a file cannot be opened or was replaced since it was inspected.
+        ArgumentError: the layout is inconsistent, or does not hold these rows.
+    """
+
+    name = "disk"
+
+    def __init__(
+        self, layout: RowLayout, first_row: int, num_rows: int, settings: Settings | None = None
+    ) -> None:
+        super().__init__(first_row, num_rows, layout.row_bytes)
+        chosen = settings or Settings()
+        self._reader = DiskReader(
+            flatten_layout(layout), reader=chosen.disk_reader, direct_io=chosen.direct_io
+        )
+
+    def write(self, first_row: int, rows: torch.Tensor) -> None:
+        """Raises UnsupportedError: the rows are in the files already."""
+        raise UnsupportedError(
+            f"disk tier: cannot write {len(rows)} rows at {first_row}; rows on disk are read from "
+            f"the checkpoint or pack in place"
+        )
+
+    def gather(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:
+        """Fills `out` with the encoded rows of `row_ids`, reading each block once.
+
+        Args:
+            row_ids: int64 [n] on the CPU, contiguous, every one a row of this tier.
+            out: uint8 [n, row_bytes] on the CPU, contiguous.
+
+        Raises:
+            RowReadError: reading failed; the next call is unharmed.
+            ChecksumError: a block of a pack was altered.
+            ClosedError: the tier was closed.
+        """
+        self._reader.read(row_ids, out)
+
+    def stats(self) -> Mapping[str, int | float | str]:
+        """Returns the reader's counters and how it reads."""
+        return self._reader.stats()
+
+    def close(self) -> None:
+        """Waits for running gathers and closes the files."""
+        self._reader.close()
+
+    def check_integrity(self) -> None:
+        """Raises RowReadError (ESTALE) where a file was changed since it was opened."""
+        changed = self._reader.find_changed_file()
+        if changed is not None:
+            raise RowReadError(
+                "the file was changed while the table was open; open the table again",
+                file=changed,
+                offset=0,
+                errno=errno.ESTALE,
+            )
+
+
+def flatten_layout(layout: RowLayout) -> FlatLayout:
+    """Returns `layout` as the arrays that the native reader takes."""
+    runs: list[tuple[int, ...]] = []
+    parts: list[tuple[int, ...]] = []
+    for run in layout.runs:
+        runs.append((run.first_row, run.num_rows, len(parts), len(run.parts)))
+        for part in run.parts:
+            parts.append(dataclasses.astuple(part))
+    identities = [(file.size, *file.identity) for file in layout.files]
+    # A part's fields stand in the order of the core's records; block_bytes is the sixth.
+    checked = max((part[5] for part in parts), default=0) if layout.block_checksums else 0
+    return FlatLayout(
+        paths=tuple(file.path for file in layout.files),
+        identities=torch.tensor(identities, dtype=torch.int64).reshape(-1, 4),
+        runs=torch.tensor(runs, dtype=torch.int64).reshape(-1, 4),
+        parts=torch.tensor(parts, dtype=torch.int64).reshape(-1, 7),
+        row_bytes=layout.row_bytes,
+        checked_block_bytes=checked,
+    )
