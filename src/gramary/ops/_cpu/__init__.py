@@ -1,0 +1,1 @@
+"""CPU backends of the operations."""
