@@ -6,6 +6,7 @@ Rounding boundaries are those of `ops/reference/gate_conv.py`; shapes trail.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch.nn.functional import silu
@@ -32,7 +33,7 @@ def gate(
     k = apply_norm(key, reciprocal_norm(key, eps), k_norm_weight)
     q = apply_norm(residual, reciprocal_norm(residual, eps), q_norm_weight)
     d = (k * q).sum(dim=-1, keepdim=True) / math.sqrt(key.shape[-1])
-    return torch.sigmoid(d.abs().clamp_min(1e-6).sqrt() * d.sign())
+    return in_float64(torch.sigmoid, d.abs().clamp_min(1e-6).sqrt() * d.sign())
 
 
 def conv(
@@ -51,4 +52,14 @@ def conv(
     for tap in range(num_taps):
         taken = columns[rows - (num_taps - 1 - tap) * dilation]
         y += taken.float() * conv_weight[:, tap].float()
-    return silu(y.to(columns.dtype))
+    return in_float64(silu, y.to(columns.dtype))
+
+
+def in_float64(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """Returns function(x), by float64 where x is float32.
+
+    torch's float32 exponentials differ in the last bit between the body and the tail of a
+    vector, and chunks of a prompt would differ from one piece with it. Rounded to 16 bits they
+    are the same.
+    """
+    return function(x.double()).float() if x.dtype == torch.float32 else function(x)

@@ -65,7 +65,8 @@ def gate_ref(
     k = norm_ref(key, k_norm_weight, eps)
     q = norm_ref(residual, q_norm_weight, eps)
     d = (k * q).sum(dim=-1) / math.sqrt(key.shape[-1])
-    return torch.sigmoid(d.abs().clamp_min(1e-6).sqrt() * d.sign())
+    root = d.abs().clamp_min(1e-6).sqrt() * d.sign()
+    return torch.sigmoid(wide_ref(root)).to(d.dtype)
 
 
 def conv_ref(
@@ -84,7 +85,15 @@ def conv_ref(
     y = torch.zeros(n.shape, dtype=torch.float32)
     for tap in range(num_taps):
         y = y + conv_weight[:, tap].float() * columns[tap * dilation :][: n.shape[0]]
-    return silu(y.to(n.dtype))
+    return silu(wide_ref(y.to(n.dtype))).to(n.dtype)
+
+
+def wide_ref(x: torch.Tensor) -> torch.Tensor:
+    """Returns float32 as float64, others as they are: where an exponential is computed.
+
+    torch's float32 exponentials depend in the last bit on an element's place in the vector.
+    """
+    return x.double() if x.dtype == torch.float32 else x
 
 
 def request_ref(
