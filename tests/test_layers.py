@@ -15,6 +15,8 @@ LAYERS = {
     "machine": 0,
     "lifetime": 0,
     "native": 0,
+    "primes": 1,
+    "model_config": 1,
     "hashing": 1,
     "codecs": 1,
     "placement_grammar": 1,

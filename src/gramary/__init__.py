@@ -1,7 +1,9 @@
 """gramary: the runtime for hashed n-gram embedding tables in language-model serving."""
 
 from gramary import errors
+from gramary.hashing import HashSpec
+from gramary.ops.hash import ngram_ids
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "errors"]
+__all__ = ["HashSpec", "__version__", "errors", "ngram_ids"]

@@ -1,0 +1,121 @@
+"""A model's configuration, wherever it comes from, as fields that are read with care."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gramary.errors import ConfigError
+
+MAX_CONFIG_BYTES = 64 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Fields:
+    """The fields of a text model's configuration.
+
+    Attributes:
+        values: fields by name.
+        origin: where they come from, for messages; empty for objects in memory.
+    """
+
+    values: Mapping[str, Any]
+    origin: str = ""
+
+    def get(self, name: str) -> Any:
+        """Returns a field, or None where it is absent or null."""
+        return self.values.get(name)
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """Returns an integer field.
+
+        Raises:
+            ConfigError: the field is missing and has no default, or is not an integer.
+        """
+        value = self.values.get(name)
+        if value is None and default is not None:
+            return default
+        if type(value) is not int:
+            raise self.error(name, "an integer", value)
+        return value
+
+    def error(self, name: str, expected: str, value: Any) -> ConfigError:
+        """Returns the error that names a field, what was expected of it and what came."""
+        got = repr(value) if name in self.values else "no such field"
+        return ConfigError(f"{self._prefix()}{name}: expected {expected}, got {got}")
+
+    @contextlib.contextmanager
+    def as_origin(self) -> Iterator[None]:
+        """Names the origin in a ConfigError raised inside that does not yet."""
+        try:
+            yield
+        except ConfigError as error:
+            if str(error).startswith(self._prefix()):
+                raise
+            raise ConfigError(f"{self._prefix()}{error}") from None
+
+    def _prefix(self) -> str:
+        return f"{self.origin}: " if self.origin else ""
+
+
+def read_config(config: object) -> Fields:
+    """Returns the fields of a text model's configuration.
+
+    Args:
+        config: a mapping, an object with `to_dict()`, or the path of a `config.json` or of a
+            folder that holds one (symbolic links are followed, as in a hub cache). The fields of
+            `text_config`, where there is one, stand for the whole.
+
+    Raises:
+        ConfigError: it is none of these, or the file cannot be read or holds no JSON object.
+    """
+    if isinstance(config, (str, os.PathLike)):
+        path = _config_path(Path(config))
+        return _text_fields(_read_json(path), str(path))
+    return _text_fields(_as_mapping(config, "config"), "")
+
+
+def _text_fields(values: Mapping[str, Any], origin: str) -> Fields:
+    text = values.get("text_config")
+    if text is None:
+        return Fields(values, origin)
+    return Fields(_as_mapping(text, "text_config"), origin)
+
+
+def _as_mapping(value: object, name: str) -> Mapping[str, Any]:
+    if hasattr(value, "to_dict"):
+        value = value.to_dict()
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"{name}: expected a mapping, a transformers configuration or a path, "
+            f"got {type(value).__name__}"
+        )
+    return value
+
+
+def _config_path(path: Path) -> Path:
+    return path / "config.json" if path.is_dir() else path
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise ConfigError(f"{path}: expected a configuration, got more than 64 MiB")
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: expected a readable config.json, got {error.strerror or error}"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: expected JSON, got {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected a JSON object, got {type(values).__name__}")
+    return values
+
+
+__all__ = ["Fields", "read_config"]

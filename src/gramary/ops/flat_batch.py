@@ -1,0 +1,86 @@
+"""Checks of a flat batch's shapes, dtypes and device, made once at the boundary."""
+
+from __future__ import annotations
+
+import torch
+
+from gramary.errors import ArgumentError
+from gramary.hashing import HashSpec
+
+_TOKEN_DTYPES = (torch.int32, torch.int64)
+
+
+def check_flat_batch(
+    spec: HashSpec,
+    token_ids: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    history: torch.Tensor | None,
+) -> None:
+    """Checks everything about a batch that can be known without reading its numbers.
+
+    Args:
+        spec: geometry of the table.
+        token_ids: int32 or int64 [T].
+        query_start_loc: int32 [R+1].
+        history: int32 or int64 [R, ngram_size-1], or None.
+
+    Raises:
+        ArgumentError: an argument is no tensor, or its shape, dtype or device is wrong.
+    """
+    _check_tensor("token_ids", token_ids, _TOKEN_DTYPES, token_ids, "[T]", 1)
+    _check_tensor("query_start_loc", query_start_loc, (torch.int32,), token_ids, "[R+1]", 1)
+    num_requests = query_start_loc.numel() - 1
+    if num_requests < 0:
+        raise ArgumentError("query_start_loc: expected shape [R+1], at least one element, got [0]")
+    if history is None:
+        return
+    width = spec.history_length
+    _check_tensor("history", history, _TOKEN_DTYPES, token_ids, f"[R, {width}]", 2)
+    if history.shape != (num_requests, width):
+        raise ArgumentError(
+            f"history: expected shape [{num_requests}, {width}] (requests of query_start_loc, "
+            f"ngram_size-1), got {list(history.shape)}"
+        )
+
+
+def check_out(
+    out: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> None:
+    """Checks a caller's result buffer.
+
+    Raises:
+        ArgumentError: it is no contiguous tensor of this shape, dtype and device.
+    """
+    if not isinstance(out, torch.Tensor):
+        raise ArgumentError(f"out: expected a tensor, got {type(out).__name__}")
+    if out.shape != shape or out.dtype != dtype or out.device != device:
+        raise ArgumentError(
+            f"out: expected {dtype} {list(shape)} on {device}, "
+            f"got {out.dtype} {list(out.shape)} on {out.device}"
+        )
+    if not out.is_contiguous():
+        raise ArgumentError(f"out: expected a contiguous tensor, got strides {out.stride()}")
+
+
+def _check_tensor(
+    name: str,
+    tensor: torch.Tensor,
+    dtypes: tuple[torch.dtype, ...],
+    beside: torch.Tensor,
+    shape: str,
+    num_dims: int,
+) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+    if tensor.dtype not in dtypes:
+        expected = " or ".join(str(dtype) for dtype in dtypes)
+        raise ArgumentError(f"{name}: expected {expected}, got {tensor.dtype}")
+    if tensor.dim() != num_dims:
+        raise ArgumentError(f"{name}: expected shape {shape}, got {list(tensor.shape)}")
+    if tensor.device != beside.device:
+        raise ArgumentError(
+            f"{name}: expected a tensor on {beside.device} like token_ids, got {tensor.device}"
+        )
+
+
+__all__ = ["check_flat_batch", "check_out"]

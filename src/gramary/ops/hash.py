@@ -1,0 +1,73 @@
+"""From tokens to row ids."""
+
+from __future__ import annotations
+
+import torch
+
+from gramary.errors import UnsupportedError
+from gramary.hashing import HashSpec
+from gramary.ops._cpu import hash as cpu_backend
+from gramary.ops.flat_batch import check_flat_batch, check_out
+
+
+def ngram_ids(
+    spec: HashSpec,
+    token_ids: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    history: torch.Tensor | None = None,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Returns the table rows of every token in a flat batch.
+
+    With t0 the current token and t1, t2, ... the ones before it, head h of n-gram length n has
+    row `floor_mod(t0*m0 ^ t1*m1 ^ ... ^ t(n-1)*m(n-1), sizes[h]) + offsets[h]` in wrapping int64.
+    A predecessor behind an EOS, or before the start of the stream, is replaced by EOS.
+
+    Args:
+        spec: geometry and hash constants.
+        token_ids: int32 or int64 [T], the requests' tokens back to back, on the CPU or a CUDA
+            device; 0 to vocab_size-1. Tokens from query_start_loc[-1] on are padding and may hold
+            anything.
+        query_start_loc: int32 [R+1] on the same device; request r has the tokens
+            query_start_loc[r] to query_start_loc[r+1]-1. Begins with 0, never falls; requests may
+            be empty.
+        history: int32 or int64 [R, ngram_size-1] on the same device, the tokens before each
+            request's, oldest first, EOS where there are none; None means that every request
+            begins its stream. The history of an empty request is not read.
+        out: int64 [T, num_heads] on the same device, contiguous, to be overwritten; not an
+            alias of an input.
+
+    Returns:
+        int64 [T, num_heads], `out` if given; -1 for padding. On CUDA it is valid in the order of
+        the current stream.
+
+    Raises:
+        TokenError: on the CPU, a token or a history token lies outside the vocabulary; the
+            message names the first. `out` is then undefined.
+        ArgumentError: a shape, dtype or device is wrong, or, on the CPU, query_start_loc does not
+            begin with 0, falls or passes T.
+        UnsupportedError: the tensors lie on another kind of device.
+
+    Source: `Qwen4ExpTextNGramEmbedding.forward` of Hugging Face transformers 5.24.
+    """
+    check_flat_batch(spec, token_ids, query_start_loc, history)
+    shape = (token_ids.numel(), spec.num_heads)
+    if out is None:
+        out = torch.empty(shape, dtype=torch.int64, device=token_ids.device)
+    else:
+        check_out(out, shape, torch.int64, token_ids.device)
+    if token_ids.device.type == "cpu":
+        cpu_backend.ngram_ids(spec, token_ids, query_start_loc, history, out)
+    elif token_ids.device.type == "cuda":
+        from gramary.ops._triton import hash as triton_backend
+
+        triton_backend.ngram_ids(spec, token_ids, query_start_loc, history, out)
+    else:
+        raise UnsupportedError(
+            f"token_ids: expected a tensor on the CPU or a CUDA device, got {token_ids.device}"
+        )
+    return out
+
+
+__all__ = ["ngram_ids"]
