@@ -215,6 +215,13 @@ class Twin:
         assert_close(self.stage.site, self.stage.pool, self.pool, "pool")
 
 
+def rebind(stage: Stage, **changes: object) -> ple.Binding:
+    """Binds the stage's tensors again, some of them (or plan or add_residual) exchanged."""
+    b = stage.binding
+    names = [field.name for field in dataclasses.fields(b) if field.name != "spans"]
+    return ple.bind(**{name: getattr(b, name) for name in names} | changes)
+
+
 def draw_request(caps: ple.Caps, slot: int, start: int, num_tokens: int, seed: int = 0) -> Request:
     """A request whose token at a position has the same inputs however it is cut into runs."""
     generator = torch.Generator().manual_seed(seed)

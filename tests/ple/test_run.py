@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ple_stage import EPS, SITES, Request, Site, Stage, assert_same_bits, draw_request
+from ple_stage import EPS, SITES, Request, Site, Stage, assert_same_bits, draw_request, rebind
 
 from gramary import ple
 from gramary.ops.gate_conv import MODES
@@ -190,18 +190,9 @@ def test_slots_beyond_two_to_the_31_elements(site: Site) -> None:
     except RuntimeError:
         pytest.skip("this machine does not overcommit 4 GiB")
     view = pool.as_strided(tuple(stage.binding.conv_state.shape), (stride, 4, 1))
-    far = _rebind(stage, conv_state=view)
+    far = rebind(stage, conv_state=view)
     stage.load([draw_request(stage.caps, 2, 0, 5)])
     ple.run(far, eps=EPS)
     expected = stage.run()[:5].clone()
     assert_same_bits(far.out[:5], expected, "out")
     assert_same_bits(view[2, :5], stage.binding.conv_state[2, :5], "window")
-
-
-def _rebind(stage: Stage, **changes: torch.Tensor) -> ple.Binding:
-    b = stage.binding
-    names = ("scratch", "residual", "key", "value", "k_norm_weight", "q_norm_weight",
-             "u_norm_weight", "conv_weight", "query_start_loc", "start_positions",
-             "state_slot_ids", "num_seqs", "num_tokens", "conv_state", "out")  # fmt: skip
-    tensors = {name: getattr(b, name) for name in names} | changes
-    return ple.bind(stage.plan, **tensors, add_residual=b.add_residual)
