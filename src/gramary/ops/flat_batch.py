@@ -7,7 +7,7 @@ import torch
 from gramary.errors import ArgumentError
 from gramary.hashing import HashSpec
 
-_TOKEN_DTYPES = (torch.int32, torch.int64)
+TOKEN_DTYPES = (torch.int32, torch.int64)
 
 
 def check_flat_batch(
@@ -27,15 +27,15 @@ def check_flat_batch(
     Raises:
         ArgumentError: an argument is no tensor, or its shape, dtype or device is wrong.
     """
-    _check_tensor("token_ids", token_ids, _TOKEN_DTYPES, token_ids, "[T]", 1)
-    _check_tensor("query_start_loc", query_start_loc, (torch.int32,), token_ids, "[R+1]", 1)
+    check_tensor("token_ids", token_ids, TOKEN_DTYPES, token_ids, "[T]", 1)
+    check_tensor("query_start_loc", query_start_loc, (torch.int32,), token_ids, "[R+1]", 1)
     num_requests = query_start_loc.numel() - 1
     if num_requests < 0:
         raise ArgumentError("query_start_loc: expected shape [R+1], at least one element, got [0]")
     if history is None:
         return
     width = spec.history_length
-    _check_tensor("history", history, _TOKEN_DTYPES, token_ids, f"[R, {width}]", 2)
+    check_tensor("history", history, TOKEN_DTYPES, token_ids, f"[R, {width}]", 2)
     if history.shape != (num_requests, width):
         raise ArgumentError(
             f"history: expected shape [{num_requests}, {width}] (requests of query_start_loc, "
@@ -62,7 +62,7 @@ def check_out(
         raise ArgumentError(f"out: expected a contiguous tensor, got strides {out.stride()}")
 
 
-def _check_tensor(
+def check_tensor(
     name: str,
     tensor: torch.Tensor,
     dtypes: tuple[torch.dtype, ...],
@@ -70,6 +70,7 @@ def _check_tensor(
     shape: str,
     num_dims: int,
 ) -> None:
+    """Raises ArgumentError where dtype, dimensions or device (that of `beside`) are wrong."""
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(f"{name}: expected a tensor, got {type(tensor).__name__}")
     if tensor.dtype not in dtypes:
@@ -83,4 +84,4 @@ def _check_tensor(
         )
 
 
-__all__ = ["check_flat_batch", "check_out"]
+__all__ = ["TOKEN_DTYPES", "check_flat_batch", "check_out", "check_tensor"]
