@@ -1,0 +1,94 @@
+"""What a slot pool knows of a slot: nothing but numbers, decided without touching a window."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+from gramary.errors import SlotError
+
+
+@dataclasses.dataclass
+class Tenure:
+    """How far one request has come in its slot.
+
+    A slot of `state_capacity` columns holds the newest positions; a start is possible while
+    every column before it is still there.
+
+    Attributes:
+        base: position the request was started (0) or restored at.
+        highest: one past the highest position run since; equal to base before the first run.
+        end: one past the last position of the newest run; what lies beyond is stale.
+        start: first position of the newest run; end where it had no tokens.
+    """
+
+    base: int = 0
+    highest: int = 0
+    end: int = 0
+    start: int = 0
+
+    @classmethod
+    def at(cls, position: int) -> Tenure:
+        """Returns the record of a request restored at a position, or started at 0."""
+        return cls(position, position, position, position)
+
+    def lowest_start(self, max_speculative_tokens: int) -> int:
+        """Returns the lowest position whose window is intact.
+
+        Position p shares its column with p + state_capacity, so the oldest intact position is
+        highest - state_capacity, and a start needs the state_length positions before it.
+        """
+        return max(self.base, self.highest - (max_speculative_tokens + 1))
+
+    def check(self, slot: int, position: int, max_speculative_tokens: int) -> None:
+        """Raises SlotError where the window at `position` is not in the slot."""
+        low = self.lowest_start(max_speculative_tokens)
+        if low <= position <= self.end:
+            return
+        if position > self.end:
+            remedy = f"run the tokens from {self.end} on first"
+        elif position < self.base:
+            remedy = "release it and restore a window checkpoint at or before that position"
+        else:
+            remedy = (
+                f"max_speculative_tokens = {max_speculative_tokens} bounds a rollback; release it "
+                "and restore a window checkpoint, or run the request again from 0"
+            )
+        raise SlotError(
+            f"slot {slot}: expected a position from {low} to {self.end}, got {position}; {remedy}"
+        )
+
+    def advance(self, start: int, num_tokens: int) -> None:
+        """Takes note of a run; one without tokens leaves the window as it is."""
+        if num_tokens:
+            self.end = start + num_tokens
+            self.highest = max(self.highest, self.end)
+        self.start = start if num_tokens else self.end
+
+
+class CheckpointState(enum.Enum):
+    """Life of a window checkpoint."""
+
+    PENDING = "pending"
+    COMMITTED = "committed"
+    DISCARDED = "discarded"
+
+
+@dataclasses.dataclass(eq=False)
+class WindowCheckpoint:
+    """A window kept for prefix reuse; `SlotPool` makes it and alone changes it.
+
+    Attributes:
+        slot: where the window lies; the destination to give to `ple.export_checkpoint`.
+        position: tokens of the prefix, that is the position of the next token.
+        history: the prefix's last history_length tokens, oldest first (EOS where missing).
+        offset: tokens of the noted run up to the position, for `ple.export_checkpoint`; 0 where
+            none is to be exported.
+        state: pending until `commit`, committed until `discard`.
+    """
+
+    slot: int
+    position: int
+    history: tuple[int, ...]
+    offset: int = 0
+    state: CheckpointState = CheckpointState.PENDING
