@@ -60,7 +60,7 @@ void open_reader(BoundReader* self, std::vector<std::string> paths, std::uintptr
                  std::uintptr_t runs, std::int64_t num_runs, std::uintptr_t parts,
                  std::int64_t num_parts, std::int64_t row_bytes, std::int64_t block_bytes,
                  std::uint64_t checksum_seed, const std::string& reader, bool direct_io,
-                 int num_threads) {
+                 int num_threads, std::int64_t mmap_budget_bytes) {
     std::vector<FileIdentity> files;
     std::vector<std::int64_t> file_bytes;
     const auto* facts = reinterpret_cast<const std::int64_t*>(identities);
@@ -72,9 +72,14 @@ void open_reader(BoundReader* self, std::vector<std::string> paths, std::uintptr
                file_bytes, row_bytes);
     const BlockChecks checks{static_cast<std::uint32_t>(block_bytes), checksum_seed};
     try {
-        auto opened = std::make_unique<DiskReader>(std::move(map), std::move(files), checks,
-                                                   DiskOptions{reader, direct_io, num_threads});
+        auto opened = std::make_unique<DiskReader>(
+            std::move(map), std::move(files), checks,
+            DiskOptions{reader, direct_io, num_threads, mmap_budget_bytes});
         new (self) BoundReader{std::move(paths), std::move(opened)};
+    } catch (const DiskReader::Unsupported& refusal) {
+        nb::object type = nb::module_::import_("gramary.errors").attr("UnsupportedError");
+        PyErr_SetString(type.ptr(), refusal.what());
+        throw nb::python_error();
     } catch (const FileSet::OpenFailure& failure) {
         raise_read_error(failure.what, paths[static_cast<std::size_t>(failure.file)], 0,
                          failure.error);
@@ -119,14 +124,14 @@ nb::dict stats_of(const BoundReader& self) {
     put("row_bytes", stats.row_bytes);
     put("read_bytes", stats.read_bytes);
     put("num_cached_reads", stats.num_cached_reads);
-    put("num_stored_reads", stats.num_stored_reads);
+    put("num_backend_reads", stats.num_backend_reads);
     put("num_direct_reads", stats.num_direct_reads);
     put("num_retries", stats.num_retries);
     put("num_failures", stats.num_failures);
     put("max_in_flight", stats.max_in_flight);
     put("planning_ns", stats.planning_ns);
     put("cached_ns", stats.cached_ns);
-    put("waiting_ns", stats.waiting_ns);
+    put("reading_ns", stats.reading_ns);
     put("scattering_ns", stats.scattering_ns);
     return snapshot;
 }

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -18,19 +19,26 @@ namespace gramary {
 
 // How a reader goes about it.
 struct DiskOptions {
-    std::string reader = "auto";  // "auto", "io_uring", "pread"
+    std::string reader = "auto";  // "auto", "io_uring", "pread", "mmap"
     bool direct_io = true;
     int num_threads = 0;  // of the pread backend; 0 chooses
+    std::int64_t mmap_budget_bytes = std::int64_t{256} << 20;
 };
 
 // Reads encoded rows from files.
 //
-// A batch is located, sorted and planned (block_plan); what the page cache holds is read at once by
-// the caller, or for many reads by the shared thread pool; the rest goes to the backend, through
-// O_DIRECT when there is much of it. The batch itself is the measurement: no state is carried from
-// one to the next. Any number of threads may read at once; destroyed only when none does.
+// A batch is located, sorted and planned (block_plan). A small one goes to the backend through the
+// page cache. Of a large one, what the page cache holds is read by the shared thread pool, unless a
+// sample shows that it holds too little; what it misses goes to the backend, through O_DIRECT when
+// there is much of it. The batch itself is the measurement: no state is carried from one to the
+// next. Any number of threads may read at once; destroyed only when none does.
 class DiskReader {
  public:
+    // Thrown by the constructor when the reader asked for cannot be had.
+    struct Unsupported : std::runtime_error {
+        using std::runtime_error::runtime_error;
+    };
+
     DiskReader(RowMap map, std::vector<FileIdentity> files, const BlockChecks& checks,
                const DiskOptions& options);
 
@@ -49,8 +57,9 @@ class DiskReader {
     struct Scratch;
     std::optional<ReadFailure> read_piece(std::span<const std::int64_t> row_ids, std::uint8_t* out,
                                           Scratch& scratch);
-    std::optional<ReadFailure> read_warm(std::uint8_t* out, Scratch& scratch);
-    std::optional<ReadFailure> read_cold(std::uint8_t* out, Scratch& scratch);
+    std::optional<ReadFailure> read_cached_part(std::uint8_t* out, Scratch& scratch);
+    std::optional<ReadFailure> run_backend(std::uint8_t* out, Scratch& scratch, bool direct);
+    void choose_backend(const DiskOptions& options);
     ReadRules buffered_rules() const noexcept;
     ReadRules direct_rules() const noexcept;
 

@@ -11,19 +11,19 @@ struct DiskStats {
     Counter num_batches{0};
     Counter num_rows{0};
     Counter num_distinct_rows{0};
-    Counter num_blocks{0};        // distinct blocks of 4 KiB asked for
-    Counter row_bytes{0};         // bytes of rows asked for
-    Counter read_bytes{0};        // bytes that reads brought
-    Counter num_cached_reads{0};  // answered by the page cache at once
-    Counter num_stored_reads{0};  // that the backend had to do
-    Counter num_direct_reads{0};  // of them with O_DIRECT
-    Counter num_retries{0};
+    Counter num_blocks{0};         // distinct blocks of 4 KiB asked for
+    Counter row_bytes{0};          // bytes of rows asked for
+    Counter read_bytes{0};         // bytes that reads brought
+    Counter num_cached_reads{0};   // answered by the page cache at once
+    Counter num_backend_reads{0};  // given to the backend, cached ones of small batches included
+    Counter num_direct_reads{0};   // of them with O_DIRECT
+    Counter num_retries{0};        // reads done again by pread
     Counter num_failures{0};
     Counter max_in_flight{0};
     Counter planning_ns{0};
-    Counter cached_ns{0};   // reading and scattering from the page cache
-    Counter waiting_ns{0};  // for the backend
-    Counter scattering_ns{0};
+    Counter cached_ns{0};      // of large batches: reading what the page cache holds
+    Counter reading_ns{0};     // in the backend
+    Counter scattering_ns{0};  // of it, checking and copying (io_uring, summed over threads)
 
     static void add(Counter& counter, std::int64_t amount) noexcept {
         counter.fetch_add(amount, std::memory_order_relaxed);

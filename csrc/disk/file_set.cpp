@@ -15,10 +15,11 @@ namespace gramary {
 namespace {
 
 constexpr std::uint32_t kMinAlignment = 4096;
-constexpr std::uint32_t kMaxAlignment = 1u << 16;
+constexpr std::uint32_t kMaxAlignment = 1u << 14;
 
-// Alignment that the file system asks of O_DIRECT: 0 when it refuses direct reads, kMinAlignment
-// when it does not say (kernels before 6.1).
+// Alignment that the file system asks of the offsets of direct reads: 0 when it refuses them or
+// wants memory on more than a page's boundary, kMinAlignment when it does not say (before
+// Linux 6.1).
 std::uint32_t ask_direct_alignment(int fd) {
 #if defined(STATX_DIOALIGN)
     struct statx facts;
@@ -26,7 +27,8 @@ std::uint32_t ask_direct_alignment(int fd) {
     if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &facts) == 0 &&
         (facts.stx_mask & STATX_DIOALIGN) != 0) {
         if (facts.stx_dio_offset_align == 0) return 0;
-        return std::max({kMinAlignment, facts.stx_dio_offset_align, facts.stx_dio_mem_align});
+        if (facts.stx_dio_mem_align > kMinAlignment) return 0;
+        return std::max(kMinAlignment, facts.stx_dio_offset_align);
     }
 #else
     (void)fd;

@@ -50,6 +50,8 @@ class FileSet {
     FileSet(std::vector<FileIdentity> identities, bool want_direct);
 
     std::int64_t size() const noexcept { return static_cast<std::int64_t>(identities_.size()); }
+    // As it was when the file was opened.
+    std::int64_t bytes(std::int64_t file) const noexcept { return identities_[at(file)].bytes; }
     int buffered_fd(std::int64_t file) const noexcept { return buffered_[at(file)].get(); }
     // -1 unless direct() holds.
     int direct_fd(std::int64_t file) const noexcept { return direct_[at(file)].get(); }

@@ -12,11 +12,8 @@ namespace {
 constexpr std::size_t kCallerAlone = 2;
 constexpr std::int64_t kReadGrain = 4;
 
-// Direct reads may need memory on a boundary of up to 64 KiB.
-constexpr std::size_t kBufferAlignment = 1u << 16;
-
 void read_range(ReadTask& task, std::int64_t begin, std::int64_t end) {
-    thread_local AlignedBuffer buffer(kBufferAlignment);
+    thread_local AlignedBuffer buffer;
     for (std::int64_t i = begin; i < end && !task.failed(); ++i) {
         const BlockRead& read = task.reads()[static_cast<std::size_t>(i)];
         std::uint8_t* const place = task.direct() ? nullptr : task.destination(read);

@@ -43,6 +43,8 @@ class ReadTask {
 
     std::span<const BlockRead> reads() const noexcept { return reads_; }
     bool direct() const noexcept { return direct_; }
+    // Of the memory that a read needs.
+    std::uint32_t alignment() const noexcept { return direct_ ? files_.direct_alignment() : 1; }
     int buffered_fd(const BlockRead& read) const noexcept {
         return files_.buffered_fd(file_of(read.address));
     }

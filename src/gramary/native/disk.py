@@ -61,14 +61,16 @@ class DiskReader:
 
     Args:
         layout: where the rows lie.
-        reader: "auto" and "io_uring" read what the page cache misses through io_uring where the
-            machine allows it, "pread" through a pool of positioned reads.
+        reader: "auto" reads through io_uring where the machine allows it, else through a pool of
+            positioned reads, and says so once; "io_uring", "pread" and "mmap" insist.
         direct_io: whether large batches that miss the page cache may bypass it.
         num_threads: threads of the pread pool; 0 lets the core choose.
+        mmap_budget_bytes: resident size that the mappings of "mmap" are kept under.
 
     Raises:
         RowReadError: a file cannot be opened, or is not the one whose layout was read (ESTALE);
             no descriptor stays open.
+        UnsupportedError: this machine does not allow the reader insisted on.
         ArgumentError: the layout is inconsistent.
     """
 
@@ -79,6 +81,7 @@ class DiskReader:
         reader: str = "auto",
         direct_io: bool = True,
         num_threads: int = 0,
+        mmap_budget_bytes: int = 256 << 20,
     ) -> None:
         self.row_bytes = layout.row_bytes
         self.num_rows = layout.num_rows
@@ -98,6 +101,7 @@ class DiskReader:
                 reader,
                 direct_io,
                 num_threads,
+                mmap_budget_bytes,
             )
         except ValueError as error:
             raise ArgumentError(str(error)) from None

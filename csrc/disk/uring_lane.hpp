@@ -1,0 +1,51 @@
+#pragma once
+#ifdef GRAMARY_HAVE_LIBURING
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "disk/uring_ring.hpp"
+
+namespace gramary {
+
+// Threads that each own a ring and share the reads of large tasks, in slices, so that several
+// tasks advance side by side. `run` returns when all reads of its task are answered. The destructor
+// joins the threads (in a forked child, which has none, it lets go of them).
+class UringLanes {
+ public:
+    UringLanes(const FileSet& files, DiskStats& stats);
+    ~UringLanes();
+    UringLanes(const UringLanes&) = delete;
+    UringLanes& operator=(const UringLanes&) = delete;
+
+    // Whether a thread got its ring.
+    bool is_running() const noexcept { return num_running_ > 0; }
+    // No read of the task may be longer than this.
+    static constexpr std::uint32_t kLongestRead = 16384;
+    void run(ReadTask& task);
+
+ private:
+    struct Job;
+    class LaneSource;
+    void serve();
+    bool take_slice(Job*& job, std::size_t& begin, std::size_t& end);
+    void count_answered(Job& job, std::size_t count);
+    void count_skipped(Job& job, std::size_t count);  // with mutex_ held
+
+    const FileSet& files_;
+    DiskStats& stats_;
+    int owner_pid_;
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    std::condition_variable done_;
+    std::deque<Job*> jobs_;  // with slices left to take
+    bool is_stopping_ = false;
+    int num_starting_ = 0;
+    int num_running_ = 0;
+    std::vector<std::thread> threads_;
+};
+
+}  // namespace gramary
+#endif

@@ -1,0 +1,94 @@
+#pragma once
+#ifdef GRAMARY_HAVE_LIBURING
+#include <liburing.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "disk/disk_stats.hpp"
+#include "disk/file_set.hpp"
+#include "disk/read_task.hpp"
+
+namespace gramary {
+
+// Where a ring finds its next read. A read that was handed out is answered through its task and
+// then reported back once.
+class ReadSource {
+ public:
+    struct Item {
+        ReadTask* task;
+        const BlockRead* read;
+        void* owner;  // the source's own
+    };
+    virtual ~ReadSource() = default;
+    // Never blocks; false when there is nothing to read now.
+    virtual bool try_next(Item& item) = 0;
+    virtual void answered(const Item& item) = 0;
+};
+
+// One io_uring with memory and files registered where the limits allow it.
+//
+// Reads land in the ring's own memory, never in a caller's, so that nothing the kernel still holds
+// can outlive a call. At most num_entries reads are in flight, half the completion queue, which
+// therefore cannot overflow. Used by one thread at a time; with `single_issuer` only by the thread
+// that made it. After an error of the ring itself it is broken: reads are answered by pread and the
+// owner should make another.
+class UringRing {
+ public:
+    struct Options {
+        unsigned num_entries;
+        std::size_t arena_bytes;
+        bool single_issuer;
+    };
+    // nullptr when the kernel refuses; `why` then says so.
+    static std::unique_ptr<UringRing> try_make(const FileSet& files, const Options& options,
+                                               DiskStats& stats, std::string& why);
+    ~UringRing();
+    UringRing(const UringRing&) = delete;
+    UringRing& operator=(const UringRing&) = delete;
+
+    // Reads until the source has nothing more and every read taken from it is answered; a broken
+    // ring leaves the rest in the source. No read may be longer than the arena.
+    void drain(ReadSource& source, std::uint32_t longest_read, std::uint32_t alignment);
+
+    bool is_broken() const noexcept { return is_broken_; }
+    // What the kernel did not grant, or empty.
+    const std::string& shortcoming() const noexcept { return shortcoming_; }
+
+ private:
+    struct Slot {
+        ReadSource::Item item;
+        bool is_busy = false;
+    };
+
+    UringRing(const FileSet& files, const Options& options, DiskStats& stats);
+    int set_up(bool single_issuer);
+    void register_resources();
+    void prepare(unsigned slot);
+    bool submit_and_wait();
+    void complete(unsigned slot, std::int32_t result, ReadSource& source);
+    void abandon(ReadSource& source);
+    std::uint8_t* memory_of(unsigned slot) const noexcept { return arena_ + slot * slot_bytes_; }
+
+    const FileSet& files_;
+    DiskStats& stats_;
+    io_uring ring_{};
+    unsigned num_entries_;
+    std::size_t arena_bytes_;
+    bool waits_at_once_;
+    std::uint8_t* arena_ = nullptr;
+    std::size_t slot_bytes_ = 0;
+    std::vector<Slot> slots_;
+    std::vector<unsigned> free_slots_;
+    unsigned in_flight_ = 0;
+    bool has_fixed_buffer_ = false;
+    bool has_fixed_files_ = false;
+    bool is_open_ = false;
+    bool is_broken_ = false;
+    std::string shortcoming_;
+};
+
+}  // namespace gramary
+#endif
