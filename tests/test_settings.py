@@ -18,6 +18,7 @@ BAD_VALUES = {
     "GRAMARY_HOST_GIB": ["-1", "nan", "all"],
     "GRAMARY_DISK_READER": ["aio"],
     "GRAMARY_DIRECT_IO": ["on"],
+    "GRAMARY_MMAP_BUDGET_MIB": ["0", "lots"],
     "GRAMARY_PIN_HOST": ["perhaps"],
     "GRAMARY_FORCE_DOORBELL": ["-1"],
     "GRAMARY_POLL": ["busy"],

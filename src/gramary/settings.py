@@ -33,6 +33,7 @@ class Settings:
         host_gib: with `device=auto,host`, host GiB the table may take; None sets no bound.
         disk_reader: how disk rows are read: "auto", "io_uring", "pread" or "mmap".
         direct_io: whether large cold batches may bypass the page cache.
+        mmap_budget_mib: resident size that `disk_reader="mmap"` keeps its mappings under, in MiB.
         pin_host: register a host tier with CUDA so that the GPU can read it.
         force_doorbell: ring the worker even where the GPU could read the rows itself.
         poll: how a worker waits: "adaptive" (spin, then sleep in steps), "spin" or "sleep".
@@ -51,6 +52,7 @@ class Settings:
     host_gib: float | None = None
     disk_reader: str = "auto"
     direct_io: bool = True
+    mmap_budget_mib: int = 256
     pin_host: bool = True
     force_doorbell: bool = False
     poll: str = "adaptive"
@@ -161,6 +163,9 @@ ENVIRONMENT: tuple[Variable, ...] = (
              "how disk rows are read", str, _one_of("auto", "io_uring", "pread", "mmap")),
     Variable("GRAMARY_DIRECT_IO", "direct_io", _BOOL,
              "let large cold batches bypass the page cache", _parse_bool, _is_bool),
+    Variable("GRAMARY_MMAP_BUDGET_MIB", "mmap_budget_mib", "an integer from 1 to 1048576",
+             "resident size that the mmap reader keeps its mappings under", int,
+             _is_int_in(1, 1 << 20)),
     Variable("GRAMARY_PIN_HOST", "pin_host", _BOOL,
              "register a host tier with CUDA so that the GPU can read it", _parse_bool, _is_bool),
     Variable("GRAMARY_FORCE_DOORBELL", "force_doorbell", _BOOL,

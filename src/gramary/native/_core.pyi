@@ -28,3 +28,29 @@ class NgramHasher:
         history_is_64: bool,
         ids: int,
     ) -> int: ...
+
+def xxh64(data: int, size: int, seed: int) -> int: ...
+
+class DiskReader:
+    def __init__(
+        self,
+        paths: list[str],
+        identities: int,
+        runs: int,
+        num_runs: int,
+        parts: int,
+        num_parts: int,
+        row_bytes: int,
+        checked_block_bytes: int,
+        checksum_seed: int,
+        reader: str,
+        direct_io: bool,
+        num_threads: int,
+        mmap_budget_bytes: int,
+    ) -> None: ...
+    def read(self, row_ids: int, count: int, out: int) -> None: ...
+    def stats(self) -> dict[str, int]: ...
+    def backend_name(self) -> str: ...
+    def direct_alignment(self) -> int: ...
+    def find_changed(self) -> int: ...
+    def take_notes(self) -> list[str]: ...

@@ -22,7 +22,7 @@ class DiskTier(Tier):
         layout: where all rows of the table lie; the tier holds the files open.
         first_row: the table's row number of the first row of this tier.
         num_rows: rows of this tier.
-        settings: `disk_reader` and `direct_io` are followed.
+        settings: `disk_reader`, `direct_io` and `mmap_budget_mib` are followed.
 
     Raises:
         RowReadError: a file cannot be opened or was replaced since it was inspected.
@@ -37,7 +37,10 @@ class DiskTier(Tier):
         super().__init__(first_row, num_rows, layout.row_bytes)
         chosen = settings or Settings()
         self._reader = DiskReader(
-            flatten_layout(layout), reader=chosen.disk_reader, direct_io=chosen.direct_io
+            flatten_layout(layout),
+            reader=chosen.disk_reader,
+            direct_io=chosen.direct_io,
+            mmap_budget_bytes=chosen.mmap_budget_mib << 20,
         )
 
     def write(self, first_row: int, rows: torch.Tensor) -> None:
