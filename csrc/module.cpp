@@ -8,6 +8,7 @@
 #include "base/bind.hpp"
 #include "disk/bind.hpp"
 #include "hash/bind.hpp"
+#include "offload/bind.hpp"
 #include "rows/bind.hpp"
 
 NB_MODULE(_core, m) {
@@ -15,4 +16,5 @@ NB_MODULE(_core, m) {
     gramary::bind_hash(m);
     gramary::bind_rows(m);
     gramary::bind_disk(m);
+    gramary::bind_offload(m);
 }

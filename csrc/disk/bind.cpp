@@ -149,6 +149,11 @@ void bind_disk(nb::module_& m) {
         .def("__init__", &open_reader)
         .def("read", &read_rows)
         .def("stats", &stats_of)
+        // For the row service, which reads without Python; the reader must outlive it.
+        .def("address",
+             [](const BoundReader& self) {
+                 return reinterpret_cast<std::uintptr_t>(self.reader.get());
+             })
         .def("backend_name", [](const BoundReader& self) { return self.reader->backend_name(); })
         .def("direct_alignment",
              [](const BoundReader& self) { return self.reader->files().direct_alignment(); })

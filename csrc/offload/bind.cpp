@@ -1,0 +1,187 @@
+#include "offload/bind.hpp"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <memory>
+#include <thread>
+#include <tuple>
+
+#include "offload/row_service.hpp"
+
+namespace nb = nanobind;
+
+namespace gramary::offload {
+namespace {
+
+using Words = std::vector<std::int64_t>;
+
+template <class T>
+T* at(std::uintptr_t base, std::int64_t offset) {
+    return reinterpret_cast<T*>(base + static_cast<std::uintptr_t>(offset));
+}
+
+template <class T>
+T& word(std::uintptr_t address) {
+    return *reinterpret_cast<T*>(address);
+}
+
+// A slot's places: its header, then answer, ids and rows of each layer.
+std::vector<Slot> slots_from(std::uintptr_t base, const std::vector<Words>& places,
+                             bool is_stream) {
+    std::vector<Slot> slots;
+    for (const Words& place : places) {
+        Slot slot{at<SlotHeader>(base, place.at(0)), {}, is_stream};
+        for (std::size_t i = 1; i < place.size(); i += 3) {
+            slot.layers.push_back({at<Answer>(base, place.at(i)),
+                                   at<std::int64_t>(base, place.at(i + 1)),
+                                   at<std::uint8_t>(base, place.at(i + 2))});
+        }
+        slots.push_back(std::move(slot));
+    }
+    return slots;
+}
+
+// A layer's hash constants, then its extents.
+LayerStore store_from(const Words& numbers, const Words& multipliers, const Words& sizes,
+                      const Words& offsets) {
+    const NgramHasher hasher(numbers.at(0), numbers.at(1), multipliers, sizes, offsets);
+    return LayerStore(hasher, numbers.at(2), numbers.at(3),
+                      {at<const std::uint8_t>(0, numbers.at(4)), numbers.at(5), numbers.at(6)},
+                      {at<DiskReader>(0, numbers.at(7)), numbers.at(8), numbers.at(9)});
+}
+
+using LayerArguments = std::tuple<Words, Words, Words, Words>;
+
+void make_service(RowService* self, std::uintptr_t base, const std::vector<Words>& host_slots,
+                  const std::vector<Words>& stream_slots, const std::vector<Words>& inputs,
+                  const Words& sizes, const std::vector<LayerArguments>& layers,
+                  const std::string& poll, int num_threads) {
+    Region region{at<RegionHeader>(base, 0),
+                  slots_from(base, host_slots, false),
+                  slots_from(base, stream_slots, true),
+                  {},
+                  sizes.at(0),
+                  sizes.at(1)};
+    for (const Words& place : inputs) {
+        region.inputs.push_back(
+            {at<InputHeader>(base, place.at(0)), at<std::int64_t>(base, place.at(1)),
+             at<std::int64_t>(base, place.at(2)), at<std::int32_t>(base, place.at(3))});
+    }
+    std::vector<LayerStore> stores;
+    for (const auto& [numbers, multipliers, head_sizes, offsets] : layers) {
+        stores.push_back(store_from(numbers, multipliers, head_sizes, offsets));
+    }
+    new (self) RowService(std::move(region), std::move(stores),
+                          ServiceOptions{Waiter::kind_of(poll), num_threads});
+}
+
+nb::dict stats_of(const RowService& self) {
+    const ServiceStats& stats = self.stats();
+    nb::dict snapshot;
+    const auto put = [&](const char* name, const ServiceStats::Counter& counter) {
+        snapshot[name] = counter.load(std::memory_order_relaxed);
+    };
+    put("host_requests", stats.host_requests);
+    put("stream_requests", stats.stream_requests);
+    put("rows", stats.rows);
+    put("failures", stats.failures);
+    put("late_answers", stats.late_answers);
+    put("waiting_ns", stats.waiting_ns);
+    put("gathering_ns", stats.gathering_ns);
+    return snapshot;
+}
+
+nb::list spans_of(RowService& self) {
+    nb::list spans;
+    for (const TraceLog::Span& span : self.trace().take()) {
+        spans.append(nb::make_tuple(static_cast<std::int64_t>(span.kind), span.lane, span.number,
+                                    span.begin_ns, span.end_ns));
+    }
+    return spans;
+}
+
+// Waits until a word becomes nonzero, spinning shortly, then sleeping; false after the time-out.
+bool wait_word(std::uintptr_t address, double timeout_s) {
+    const auto begin = std::chrono::steady_clock::now();
+    const auto& flag = word<std::uint32_t>(address);
+    Waiter waiter(Waiter::Kind::adaptive);
+    while (!load_acquire(flag)) {
+        const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+        if (waited.count() > timeout_s) return false;
+        waiter.idle();
+    }
+    return true;
+}
+
+}  // namespace
+}  // namespace gramary::offload
+
+namespace gramary {
+
+void bind_offload(nb::module_& m) {
+    using namespace offload;
+    using Released = nb::call_guard<nb::gil_scoped_release>;
+    nb::class_<RowService>(m, "RowService")
+        .def("__init__", &make_service)
+        .def("start", &RowService::start, Released())
+        .def("stop", &RowService::stop, Released())
+        .def("run", &RowService::run, Released())
+        .def("stats", &stats_of)
+        .def("trace", [](RowService& self, bool on) { self.trace().enable(on); })
+        .def("take_spans", &spans_of)
+        .def("hold", [](RowService& self, bool held) { self.script().hold(held); })
+        .def("set_script",
+             [](RowService& self, std::int64_t min_delay_us, std::int64_t max_delay_us,
+                std::int64_t fail_every, std::uint64_t seed) {
+                 self.script().set({min_delay_us, max_delay_us, fail_every, seed});
+             });
+    m.def("wait_word", &wait_word, Released());
+    m.def("load_u32", [](std::uintptr_t p) { return load_acquire(word<std::uint32_t>(p)); });
+    m.def("load_u64", [](std::uintptr_t p) { return load_acquire(word<std::uint64_t>(p)); });
+    m.def("store_u32", [](std::uintptr_t p, std::uint32_t value) {
+        store_release(word<std::uint32_t>(p), value);
+    });
+    m.def("store_u64", [](std::uintptr_t p, std::uint64_t value) {
+        store_release(word<std::uint64_t>(p), value);
+    });
+    m.def("swap_u64", [](std::uintptr_t p, std::uint64_t from, std::uint64_t to) {
+        return swap_state(word<std::uint64_t>(p), from, to);
+    });
+    // Compared with src/gramary/offload/ring.py by a test.
+    nb::dict layout;
+    layout["magic"] = kMagic;
+    layout["version"] = kVersion;
+    layout["max_layers"] = kMaxLayers;
+    layout["region_header"] = sizeof(RegionHeader);
+    layout["host_number"] = offsetof(RegionHeader, host_number);
+    layout["stop"] = offsetof(RegionHeader, stop);
+    layout["heartbeat"] = offsetof(RegionHeader, heartbeat);
+    layout["service_state"] = offsetof(RegionHeader, service_state);
+    layout["service_pid"] = offsetof(RegionHeader, service_pid);
+    layout["slot_header"] = sizeof(SlotHeader);
+    layout["slot_number"] = offsetof(SlotHeader, number);
+    layout["slot_num_tokens"] = offsetof(SlotHeader, num_tokens);
+    layout["doorbell"] = offsetof(SlotHeader, doorbell);
+    layout["released"] = offsetof(SlotHeader, released);
+    layout["done"] = offsetof(SlotHeader, done);
+    layout["slot_states"] = offsetof(SlotHeader, states);
+    layout["input_header"] = sizeof(InputHeader);
+    layout["input_number"] = offsetof(InputHeader, number);
+    layout["input_num_tokens"] = offsetof(InputHeader, num_tokens);
+    layout["input_num_requests"] = offsetof(InputHeader, num_requests);
+    layout["input_has_history"] = offsetof(InputHeader, has_history);
+    layout["input_states"] = offsetof(InputHeader, states);
+    layout["answer"] = sizeof(Answer);
+    layout["answer_number"] = offsetof(Answer, number);
+    layout["answer_failure"] = offsetof(Answer, failure);
+    layout["answer_error"] = offsetof(Answer, error);
+    layout["answer_file"] = offsetof(Answer, file);
+    layout["answer_offset"] = offsetof(Answer, offset);
+    layout["ready"] = offsetof(Answer, ready);
+    m.attr("ring_layout") = layout;
+}
+
+}  // namespace gramary

@@ -1,0 +1,116 @@
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace gramary::offload {
+
+// The memory that an engine and its row service share: a header, then slots, then inputs.
+//
+// The engine's host code, its GPU and the service meet here and nowhere else, in one process or
+// in several. Every field has one writer; a cache line is never written from two sides, but for
+// the state word, which is settled by compare-and-swap.
+//
+// One request's life, per layer:
+//   requester   writes inputs or ids, then state = requested(n); the doorbell or host_number last
+//   service     waits until the slot's previous request was released, writes the rows, then the
+//               answer, then state: requested(n) -> published(n), then ready
+//   watchdog    gives up by state: requested(n) -> abandoned(n), then ready, likewise only once
+//               the slot's previous request was released
+//   consumer    waits for ready, clears it, compares answer.number with n, takes the rows,
+//               then (behind the last layer) writes released = n
+// Whoever wins the swap raises `ready`, so it is raised once a request, and an answer that comes
+// after its request was given up wakes nobody. The service answers a slot's requests in order, so
+// a late writer never overwrites rows of a newer request.
+//
+// The structures here are mirrored in src/gramary/offload/ring.py, which alone decides where each
+// lies in the region; a test compares the two.
+
+inline constexpr std::uint64_t kMagic = 0x474E495259524D47;  // "GMRYRING", little endian
+inline constexpr std::uint32_t kVersion = 1;
+inline constexpr std::size_t kLine = 64;
+
+enum class Phase : std::uint64_t { idle = 0, requested = 1, published = 2, abandoned = 3 };
+
+constexpr std::uint64_t state_of(std::uint64_t number, Phase phase) noexcept {
+    return number << 2 | static_cast<std::uint64_t>(phase);
+}
+
+enum class ServiceState : std::uint32_t { starting = 0, running = 1, stopped = 2, failed = 3 };
+
+inline constexpr std::size_t kMaxLayers = 8;
+
+struct alignas(kLine) RegionHeader {
+    // Written once, before the service starts.
+    std::uint64_t magic;
+    std::uint32_t version;
+    std::uint32_t num_layers;
+    std::uint64_t region_bytes;
+    // Written by the engine.
+    alignas(kLine) std::uint64_t host_number;  // newest request of the host lane
+    std::uint32_t stop;
+    // Written by the service.
+    alignas(kLine) std::uint64_t heartbeat;
+    std::uint32_t service_state;
+    std::uint32_t service_pid;
+};
+
+enum class Failure : std::int32_t { none = 0, read = 1, checksum = 2, token = 3, row_id = 4 };
+
+// One layer's answer in a slot, written by the service.
+struct alignas(kLine) Answer {
+    std::uint64_t number;  // the request answered, well or not
+    std::int32_t failure;  // Failure; the rest says more
+    std::int32_t error;    // errno, 0 for a short read
+    std::int32_t file;     // index into the layer's files, -1: none
+    std::int32_t reserved;
+    std::int64_t offset;  // byte of the file, or index of the wrong token or id
+    // Raised by the service or the watchdog, cleared by the consumer.
+    alignas(kLine) std::uint32_t ready;
+};
+
+struct alignas(kLine) SlotHeader {
+    // Written by the requester of the stream lane; the service writes both in a host-lane slot.
+    std::uint64_t number;
+    std::int64_t num_tokens;
+    // Raised by the requester, cleared by the service (stream lane).
+    alignas(kLine) std::uint32_t doorbell;
+    // Written by the consumer.
+    alignas(kLine) std::uint64_t released;
+    // Written by the service behind the last layer.
+    alignas(kLine) std::uint64_t done;
+    // Settled by swap, a layer each (stream lane).
+    alignas(kLine) std::uint64_t states[kMaxLayers];
+};
+
+// One host-lane request's inputs; tokens, history and starts follow at their own places.
+struct alignas(kLine) InputHeader {
+    std::uint64_t number;
+    std::int64_t num_tokens;
+    std::int64_t num_requests;
+    std::int64_t has_history;
+    // Settled by swap, a layer each.
+    alignas(kLine) std::uint64_t states[kMaxLayers];
+};
+
+static_assert(sizeof(RegionHeader) == 3 * kLine);
+static_assert(offsetof(RegionHeader, host_number) == kLine);
+static_assert(offsetof(RegionHeader, heartbeat) == 2 * kLine);
+static_assert(sizeof(Answer) == 2 * kLine && offsetof(Answer, ready) == kLine);
+static_assert(sizeof(SlotHeader) == 5 * kLine && sizeof(InputHeader) == 2 * kLine);
+
+// Words of the shared memory, with the order that the protocol needs.
+template <class T>
+T load_acquire(const T& word) noexcept {
+    return std::atomic_ref<T>(const_cast<T&>(word)).load(std::memory_order_acquire);
+}
+template <class T>
+void store_release(T& word, T value) noexcept {
+    std::atomic_ref<T>(word).store(value, std::memory_order_release);
+}
+inline bool swap_state(std::uint64_t& state, std::uint64_t from, std::uint64_t to) noexcept {
+    return std::atomic_ref<std::uint64_t>(state).compare_exchange_strong(from, to,
+                                                                         std::memory_order_acq_rel);
+}
+
+}  // namespace gramary::offload

@@ -1,0 +1,200 @@
+"""The row service of the core, and words of the memory it shares with an engine."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from gramary.native import _core
+
+# Where the fields of the shared structures lie, as the core was compiled.
+RING_LAYOUT: dict[str, int] = dict(_core.ring_layout)
+
+
+@dataclasses.dataclass(frozen=True)
+class StoreArguments:
+    """What the service needs of one layer's table.
+
+    Attributes:
+        vocab_size, eos_token_id, multipliers, sizes, offsets: the table's hash constants.
+        num_rows: rows of the table; ids from there on are wrong.
+        row_bytes: bytes of an encoded row.
+        host: (address, first row, number of rows) of the host extent; no rows: none.
+        disk: (address of a `DiskReader` of the core, first row, number of rows); no rows: none.
+    """
+
+    vocab_size: int
+    eos_token_id: int
+    multipliers: tuple[int, ...]
+    sizes: tuple[int, ...]
+    offsets: tuple[int, ...]
+    num_rows: int
+    row_bytes: int
+    host: tuple[int, int, int] = (0, 0, 0)
+    disk: tuple[int, int, int] = (0, 0, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class RegionPlaces:
+    """Where everything lies in a region, as byte offsets.
+
+    Attributes:
+        host_slots: a slot each: its header, then answer, ids and rows of each layer.
+        stream_slots: likewise.
+        inputs: an entry each: its header, tokens, history, starts.
+        max_tokens: tokens that a slot holds rows for.
+        history_length: columns of an entry's history.
+    """
+
+    host_slots: tuple[tuple[int, ...], ...]
+    stream_slots: tuple[tuple[int, ...], ...]
+    inputs: tuple[tuple[int, ...], ...]
+    max_tokens: int
+    history_length: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ServiceSpan:
+    """What the service did when: kind, lane, request, and CLOCK_MONOTONIC nanoseconds."""
+
+    kind: str
+    lane: str
+    number: int
+    begin_ns: int
+    end_ns: int
+
+
+_SPAN_KINDS = ("wait_previous_request", "gather", "read_disk", "publish")
+_LANES = ("host", "stream")
+
+
+class RowService:
+    """Native threads that answer the requests of one region.
+
+    The region's memory, host extents and readers must outlive it. `start` and `stop` run it on
+    threads of its own; `run` runs it on the caller's until the region's stop word is set.
+
+    Args:
+        base: address of the region.
+        places: where its parts lie.
+        stores: a layer each.
+        poll: "adaptive", "spin" or "sleep".
+        num_threads: threads that copy rows, the dispatcher included.
+    """
+
+    def __init__(
+        self,
+        base: int,
+        places: RegionPlaces,
+        stores: tuple[StoreArguments, ...],
+        *,
+        poll: str = "adaptive",
+        num_threads: int = 1,
+    ) -> None:
+        layers = [
+            (
+                [
+                    store.vocab_size,
+                    store.eos_token_id,
+                    store.num_rows,
+                    store.row_bytes,
+                    *store.host,
+                    *store.disk,
+                ],
+                list(store.multipliers),
+                list(store.sizes),
+                list(store.offsets),
+            )
+            for store in stores
+        ]
+        self._core = _core.RowService(
+            base,
+            [list(place) for place in places.host_slots],
+            [list(place) for place in places.stream_slots],
+            [list(place) for place in places.inputs],
+            [places.max_tokens, places.history_length],
+            layers,
+            poll,
+            num_threads,
+        )
+
+    def start(self) -> None:
+        """Starts the dispatcher's thread."""
+        self._core.start()
+
+    def stop(self) -> None:
+        """Ends the dispatcher; requests in flight stay unanswered. A second call does nothing."""
+        self._core.stop()
+
+    def run(self) -> None:
+        """Serves on this thread until the region's stop word is set."""
+        self._core.run()
+
+    def stats(self) -> dict[str, int]:
+        """Returns a snapshot of the service's counters."""
+        return dict(self._core.stats())
+
+    def trace(self, on: bool) -> None:
+        """Starts or ends the keeping of spans."""
+        self._core.trace(on)
+
+    def take_spans(self) -> list[ServiceSpan]:
+        """Returns the spans kept since the last call, and forgets them."""
+        return [
+            ServiceSpan(_SPAN_KINDS[kind], _LANES[lane], number, begin, end)
+            for kind, lane, number, begin, end in self._core.take_spans()
+        ]
+
+    def hold(self, held: bool) -> None:
+        """For tests: keeps every answer back until let go."""
+        self._core.hold(held)
+
+    def set_script(
+        self, *, min_delay_us: int = 0, max_delay_us: int = 0, fail_every: int = 0, seed: int = 0
+    ) -> None:
+        """For tests: random delays before answers, and every n-th answer a failure (EIO)."""
+        self._core.set_script(min_delay_us, max_delay_us, fail_every, seed)
+
+
+def wait_word(address: int, timeout_s: float) -> bool:
+    """Waits until a 32-bit word is not zero; returns False after the time-out."""
+    return bool(_core.wait_word(address, timeout_s))
+
+
+def load_u32(address: int) -> int:
+    """Returns a 32-bit word (acquire)."""
+    return int(_core.load_u32(address))
+
+
+def load_u64(address: int) -> int:
+    """Returns a 64-bit word (acquire)."""
+    return int(_core.load_u64(address))
+
+
+def store_u32(address: int, value: int) -> None:
+    """Writes a 32-bit word (release)."""
+    _core.store_u32(address, value)
+
+
+def store_u64(address: int, value: int) -> None:
+    """Writes a 64-bit word (release)."""
+    _core.store_u64(address, value)
+
+
+def swap_u64(address: int, expected: int, value: int) -> bool:
+    """Writes a 64-bit word if it has the expected value; returns whether it had."""
+    return bool(_core.swap_u64(address, expected, value))
+
+
+__all__ = [
+    "RING_LAYOUT",
+    "RegionPlaces",
+    "RowService",
+    "ServiceSpan",
+    "StoreArguments",
+    "load_u32",
+    "load_u64",
+    "store_u32",
+    "store_u64",
+    "swap_u64",
+    "wait_word",
+]
