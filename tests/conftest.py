@@ -1,11 +1,26 @@
-"""Small checkpoints that the tests share; each is made once a session and never written to."""
+"""Fixtures that the tests share: instruction sets, and small checkpoints, made once a session."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+SIMD_LEVELS = {"scalar": 0, "avx2": 1, "avx512": 2}
+
+
+@pytest.fixture(params=SIMD_LEVELS)
+def simd_level(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Runs a test with the native core on each instruction set that this CPU has."""
+    from gramary.native import _core
+
+    level = SIMD_LEVELS[request.param]
+    if level > _core.detected_simd_level():
+        pytest.skip(f"this CPU has no {request.param}")
+    _core.set_simd_level(level)
+    yield request.param
+    _core.set_simd_level(_core.detected_simd_level())
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,8 @@
 #include "hash/ngram_hasher.hpp"
 
 #include <algorithm>
-#include <atomic>
-#include <limits>
 
+#include "base/first_index.hpp"
 #include "base/thread_pool.hpp"
 
 namespace gramary {
@@ -20,12 +19,6 @@ template <int N>
 inline void enter(std::uint64_t* previous, std::uint64_t token, std::uint64_t eos) noexcept {
     for (int i = N - 2; i > 0; --i) previous[i] = token == eos ? eos : previous[i - 1];
     previous[0] = token;
-}
-
-void lower(std::atomic<std::int64_t>& least, std::int64_t value) noexcept {
-    std::int64_t seen = least.load(std::memory_order_relaxed);
-    while (value < seen && !least.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
-    }
 }
 
 }  // namespace
@@ -138,15 +131,14 @@ std::int64_t NgramHasher::hash_tokens(const FlatBatch& batch, std::int64_t begin
 
 BatchFault NgramHasher::hash_batch(const FlatBatch& batch, std::int64_t* ids) const {
     if (const BatchFault fault = check(batch)) return fault;
-    constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
-    std::atomic<std::int64_t> first_wrong{kNone};
+    FirstIndex first_wrong;
     ThreadPool::shared().parallel_for(
         batch.num_tokens, kGrain, [&](std::int64_t begin, std::int64_t end) {
             const std::int64_t wrong = hash_tokens(batch, begin, end, ids + begin * num_heads());
-            if (wrong >= 0) lower(first_wrong, wrong);
+            if (wrong >= 0) first_wrong.note(wrong);
         });
-    if (first_wrong == kNone) return {};
-    return {BatchFault::token, first_wrong};
+    const std::int64_t wrong = first_wrong.get();
+    return wrong < 0 ? BatchFault{} : BatchFault{BatchFault::token, wrong};
 }
 
 }  // namespace gramary

@@ -1,5 +1,64 @@
 #include "rows/bind.hpp"
 
+#include <cstdint>
+
+#include "rows/row_codec.hpp"
+#include "rows/row_lookup.hpp"
+
+namespace nb = nanobind;
+
 namespace gramary {
-void bind_rows(nanobind::module_& m) { (void)m; }
+namespace {
+
+// Addresses arrive as integers; the wrapper has checked what lies behind them.
+template <class T>
+T* at(std::uintptr_t address) noexcept {
+    return reinterpret_cast<T*>(address);
+}
+
+std::int64_t lookup(const RowCodec& codec, std::uintptr_t rows, std::int64_t first_row,
+                    std::int64_t num_rows, std::int64_t num_table_rows, std::uintptr_t row_ids,
+                    std::int64_t count, int output, std::uintptr_t out) {
+    return lookup_rows(codec, {at<const std::uint8_t>(rows), first_row, num_rows}, num_table_rows,
+                       at<const std::int64_t>(row_ids), count, static_cast<Output>(output),
+                       at<std::uint8_t>(out));
+}
+
+std::int64_t embed(const RowCodec& codec, const NgramHasher& hasher, std::uintptr_t rows,
+                   std::int64_t first_row, std::int64_t num_rows, std::uintptr_t token_ids,
+                   bool tokens_are_64, std::int64_t num_tokens, std::uintptr_t starts,
+                   std::int64_t num_requests, std::uintptr_t history, bool history_is_64,
+                   int output, std::uintptr_t out) {
+    const FlatBatch batch{{at<const void>(token_ids), tokens_are_64},
+                          num_tokens,
+                          at<const std::int32_t>(starts),
+                          num_requests,
+                          {at<const void>(history), history_is_64}};
+    const RowExtent extent{at<const std::uint8_t>(rows), first_row, num_rows};
+    const BatchFault fault = embed_rows(hasher, codec, extent, batch, static_cast<Output>(output),
+                                        at<std::uint8_t>(out));
+    return 4 * fault.index + fault.kind;
+}
+
+void decode(const RowCodec& codec, std::uintptr_t encoded, std::int64_t count, int output,
+            std::uintptr_t positions, std::uintptr_t out) {
+    decode_rows(codec, at<const std::uint8_t>(encoded), count, static_cast<Output>(output),
+                at<const std::int64_t>(positions), at<std::uint8_t>(out));
+}
+
+}  // namespace
+
+void bind_rows(nb::module_& m) {
+    const auto release = nb::call_guard<nb::gil_scoped_release>();
+    nb::class_<RowCodec>(m, "RowCodec")
+        .def("__init__",
+             [](RowCodec* self, int encoding, std::int64_t row_dim, float scale) {
+                 new (self) RowCodec(static_cast<Encoding>(encoding), row_dim, scale);
+             })
+        .def_prop_ro("row_bytes", [](const RowCodec& codec) { return codec.format().row_bytes; })
+        .def("lookup", &lookup, release)
+        .def("embed", &embed, release)
+        .def("decode", &decode, release);
+}
+
 }  // namespace gramary

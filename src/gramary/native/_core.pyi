@@ -29,6 +29,39 @@ class NgramHasher:
         ids: int,
     ) -> int: ...
 
+class RowCodec:
+    def __init__(self, encoding: int, row_dim: int, scale: float) -> None: ...
+    @property
+    def row_bytes(self) -> int: ...
+    def lookup(
+        self,
+        rows: int,
+        first_row: int,
+        num_rows: int,
+        num_table_rows: int,
+        row_ids: int,
+        count: int,
+        output: int,
+        out: int,
+    ) -> int: ...
+    def embed(
+        self,
+        hasher: NgramHasher,
+        rows: int,
+        first_row: int,
+        num_rows: int,
+        token_ids: int,
+        tokens_are_64: bool,
+        num_tokens: int,
+        starts: int,
+        num_requests: int,
+        history: int,
+        history_is_64: bool,
+        output: int,
+        out: int,
+    ) -> int: ...
+    def decode(self, encoded: int, count: int, output: int, positions: int, out: int) -> None: ...
+
 def xxh64(data: int, size: int, seed: int) -> int: ...
 
 class DiskReader:

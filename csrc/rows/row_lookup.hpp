@@ -1,0 +1,35 @@
+#pragma once
+#include <cstdint>
+
+#include "hash/ngram_hasher.hpp"
+#include "rows/row_codec.hpp"
+
+namespace gramary {
+
+// A run of encoded rows in memory, numbered as in the table they belong to.
+struct RowExtent {
+    const std::uint8_t* rows;
+    std::int64_t first_row;
+    std::int64_t num_rows;
+};
+
+// Rows by id, decoded, on the shared thread pool; small batches on the calling thread alone.
+//
+// out is [count, output_bytes]. Ids inside the table but not in the extent, and -1, give zero
+// rows and read nothing. Gives the index of the first id that is neither -1 nor one of the
+// table's num_table_rows, or -1; out is then undefined.
+std::int64_t lookup_rows(const RowCodec& codec, const RowExtent& extent,
+                         std::int64_t num_table_rows, const std::int64_t* row_ids,
+                         std::int64_t count, Output output, std::uint8_t* out);
+
+// The same for the ids of a batch's tokens, which are never written down: out is
+// [num_tokens, num_heads, output_bytes], zero for padding. out is undefined after a fault.
+BatchFault embed_rows(const NgramHasher& hasher, const RowCodec& codec, const RowExtent& extent,
+                      const FlatBatch& batch, Output output, std::uint8_t* out);
+
+// Encoded rows [count, row_bytes], decoded to out rows 0 .. count-1, or to those of positions,
+// which must all differ.
+void decode_rows(const RowCodec& codec, const std::uint8_t* encoded, std::int64_t count,
+                 Output output, const std::int64_t* positions, std::uint8_t* out);
+
+}  // namespace gramary

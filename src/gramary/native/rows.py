@@ -1,0 +1,186 @@
+"""Native work on encoded rows in memory: gather, decode, both, and both behind the hash.
+
+Everything lies on the CPU. Large calls run on all threads of the native pool, small ones on the
+calling thread alone; any number of threads may call. Outputs are bfloat16, float16, float32, or
+uint8 for the rows as they are encoded. Every instruction set gives the same bytes: one rounding,
+to nearest even, a NaN stays one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import torch
+
+from gramary.native import _core
+from gramary.native.hash import BatchFault, NgramHasher, batch_addresses, fault_of
+
+_ENCODINGS = {"bf16": 0, "fp16": 1, "fp32": 2, "fp8": 3, "nvfp4": 4}
+_OUTPUTS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.uint8: 3}
+
+
+@dataclasses.dataclass(frozen=True)
+class RowExtent:
+    """A run of encoded rows in this process's memory, numbered as in their table.
+
+    Attributes:
+        address: where the first row begins; the memory must outlive every call.
+        first_row: the table's number of that row.
+        num_rows: rows that follow each other from there.
+    """
+
+    address: int
+    first_row: int
+    num_rows: int
+
+
+NO_ROWS = RowExtent(0, 0, 0)
+
+
+def gather(row_ids: torch.Tensor, extent: RowExtent, row_bytes: int, out: torch.Tensor) -> None:
+    """Copies rows by id; ids outside the extent get rows of zero bytes.
+
+    Args:
+        row_ids: int64 [n], contiguous.
+        extent: where rows lie.
+        row_bytes: bytes of one row.
+        out: uint8 [n, row_bytes], contiguous.
+    """
+    # To the core, bytes as they are have any one-byte encoding.
+    lookup("fp8", row_bytes, 1.0, row_ids, extent, 2**63 - 1, out)
+
+
+def lookup(
+    codec_name: str,
+    row_dim: int,
+    scale: float | None,
+    row_ids: torch.Tensor,
+    extent: RowExtent,
+    num_table_rows: int,
+    out: torch.Tensor,
+) -> int | None:
+    """Writes decoded rows by id; -1 and ids outside the extent give zero rows and read nothing.
+
+    Args:
+        codec_name: "bf16", "fp16", "fp32", "fp8" or "nvfp4".
+        row_dim: values in a row.
+        scale: the table's scale; None for plain codecs.
+        row_ids: int64 [n], contiguous.
+        extent: where rows lie.
+        num_table_rows: rows of the whole table; ids are -1 to num_table_rows-1.
+        out: [n, row_dim], or uint8 [n, row_bytes], contiguous.
+
+    Returns:
+        None, or the index of the first id outside the table; `out` is then undefined.
+    """
+    codec = _row_codec(codec_name, row_dim, scale)
+    _check_contiguous(row_ids, torch.int64)
+    output = _check_out(codec, row_dim, row_ids.numel(), out)
+    wrong = codec.lookup(
+        extent.address, extent.first_row, extent.num_rows, num_table_rows,
+        row_ids.data_ptr(), row_ids.numel(), output, out.data_ptr(),
+    )  # fmt: skip
+    return None if wrong < 0 else wrong
+
+
+def embed(
+    hasher: NgramHasher,
+    codec_name: str,
+    row_dim: int,
+    scale: float | None,
+    token_ids: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    history: torch.Tensor | None,
+    extent: RowExtent,
+    out: torch.Tensor,
+) -> BatchFault | None:
+    """Writes the decoded rows of every token's n-grams: hash, gather and decode in one pass.
+
+    Args:
+        hasher: the table's hash.
+        codec_name: "bf16", "fp16", "fp32", "fp8" or "nvfp4".
+        row_dim: values in a row.
+        scale: the table's scale; None for plain codecs.
+        token_ids: int32 or int64 [T], contiguous.
+        query_start_loc: int32 [R+1], contiguous.
+        history: int32 or int64 [R, ngram_size-1], contiguous; None is all EOS.
+        extent: where rows lie; other rows are zero and not read.
+        out: [T, num_heads*row_dim], or uint8 [T, num_heads*row_bytes], contiguous; zero for
+            padding.
+
+    Returns:
+        None, or the first wrong number of the batch; `out` is then undefined.
+    """
+    codec = _row_codec(codec_name, row_dim, scale)
+    output = _check_out(codec, row_dim, token_ids.numel() * hasher.num_heads, out)
+    code = codec.embed(
+        hasher.core, extent.address, extent.first_row, extent.num_rows,
+        *batch_addresses(token_ids, query_start_loc, history), output, out.data_ptr(),
+    )  # fmt: skip
+    return fault_of(code)
+
+
+def decode(
+    codec_name: str,
+    row_dim: int,
+    scale: float | None,
+    encoded: torch.Tensor,
+    out: torch.Tensor,
+    positions: torch.Tensor | None = None,
+) -> None:
+    """Writes decoded rows.
+
+    Args:
+        codec_name: "bf16", "fp16", "fp32", "fp8" or "nvfp4".
+        row_dim: values in a row.
+        scale: the table's scale; None for plain codecs.
+        encoded: uint8 [n, row_bytes], contiguous.
+        out: [n, row_dim], or uint8 [n, row_bytes], contiguous; [m, ...] with positions.
+        positions: int64 [n], contiguous: row i of `encoded` goes to row positions[i] of `out`.
+            All differ and lie in 0 to m-1; None is 0 to n-1.
+    """
+    codec = _row_codec(codec_name, row_dim, scale)
+    _check_contiguous(encoded, torch.uint8)
+    count = encoded.numel() // codec.row_bytes
+    if positions is None:
+        output = _check_out(codec, row_dim, count, out)
+    else:
+        _check_contiguous(positions, torch.int64)
+        output = _check_out(codec, row_dim, out.numel() // _width(codec, row_dim, out), out)
+        if positions.numel() != count:
+            raise AssertionError((positions.shape, encoded.shape))
+    address = 0 if positions is None else positions.data_ptr()
+    codec.decode(encoded.data_ptr(), count, output, address, out.data_ptr())
+
+
+@functools.lru_cache(maxsize=64)
+def _row_codec(name: str, row_dim: int, scale: float | None) -> _core.RowCodec:
+    is_scaled = name in ("fp8", "nvfp4")
+    if row_dim < 1 or is_scaled != (scale is not None and math.isfinite(scale)):
+        raise AssertionError((name, row_dim, scale))
+    if name == "nvfp4" and row_dim % 16:
+        raise AssertionError((name, row_dim))
+    return _core.RowCodec(_ENCODINGS[name], row_dim, 1.0 if scale is None else scale)
+
+
+def _width(codec: _core.RowCodec, row_dim: int, out: torch.Tensor) -> int:
+    return codec.row_bytes if out.dtype == torch.uint8 else row_dim
+
+
+def _check_out(codec: _core.RowCodec, row_dim: int, count: int, out: torch.Tensor) -> int:
+    """Returns the core's number for the dtype of a result buffer that has room for all rows."""
+    _check_contiguous(out, out.dtype)
+    if out.numel() != count * _width(codec, row_dim, out):
+        raise AssertionError((out.shape, count, row_dim))
+    return _OUTPUTS[out.dtype]
+
+
+def _check_contiguous(tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    # Bugs of ours, never a caller's input: the operations above have checked that.
+    if tensor.dtype != dtype or tensor.device.type != "cpu" or not tensor.is_contiguous():
+        raise AssertionError((tensor.dtype, tensor.device, tensor.stride()))
+
+
+__all__ = ["NO_ROWS", "RowExtent", "decode", "embed", "gather", "lookup"]
