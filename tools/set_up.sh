@@ -67,7 +67,7 @@ step() {
     printf '%s' "$key" >"$stamp"
 }
 
-pip() { "$venv/bin/python" -m pip --quiet "$@"; }
+pip() { "$venv/bin/python" -m pip -qq "$@"; }
 
 make_environment() {
     say "making $venv with $("$1" --version)"
