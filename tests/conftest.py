@@ -5,7 +5,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
+import torch
+
+# On a loaded machine a test may take any time; its bits are what counts.
+hypothesis.settings.register_profile("gramary", deadline=None)
+hypothesis.settings.load_profile("gramary")
+
+
+def pytest_configure() -> None:
+    """Keeps torch on one thread: the tensors are small, and spinning threads starve the others."""
+    torch.set_num_threads(1)
+
 
 SIMD_LEVELS = {"scalar": 0, "avx2": 1, "avx512": 2}
 
