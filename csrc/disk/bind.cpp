@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "disk/disk_reader.hpp"
+#include "disk/pack_blocks.hpp"
 #include "disk/xxh64.hpp"
 
 namespace nb = nanobind;
@@ -145,6 +146,25 @@ void bind_disk(nb::module_& m) {
             return xxh64(reinterpret_cast<const void*>(data), size, seed);
         },
         nb::call_guard<nb::gil_scoped_release>());
+    m.def(
+        "pack_blocks",
+        [](std::int64_t row_bytes, std::int64_t rows_per_block, std::int64_t block_bytes,
+           std::uint64_t seed, std::uintptr_t rows, std::int64_t num_rows, std::int64_t first_block,
+           std::uintptr_t blocks) {
+            pack_blocks({row_bytes, rows_per_block, block_bytes, seed},
+                        reinterpret_cast<const std::uint8_t*>(rows), num_rows, first_block,
+                        reinterpret_cast<std::uint8_t*>(blocks));
+        },
+        nb::call_guard<nb::gil_scoped_release>());
+    m.def(
+        "find_bad_block",
+        [](std::int64_t block_bytes, std::uint64_t seed, std::uintptr_t blocks,
+           std::int64_t num_blocks, std::int64_t first_block) {
+            return find_bad_block({0, 0, block_bytes, seed},
+                                  reinterpret_cast<const std::uint8_t*>(blocks), num_blocks,
+                                  first_block);
+        },
+        nb::call_guard<nb::gil_scoped_release>());
     nb::class_<BoundReader>(m, "DiskReader")
         .def("__init__", &open_reader)
         .def("read", &read_rows)
@@ -159,6 +179,10 @@ void bind_disk(nb::module_& m) {
              [](const BoundReader& self) { return self.reader->files().direct_alignment(); })
         .def("find_changed",
              [](const BoundReader& self) { return self.reader->files().find_changed(); })
+        .def("set_script",
+             [](BoundReader& self, std::uintptr_t faults, std::int64_t count) {
+                 self.reader->set_script(copy_records<ScriptedFault>(faults, count));
+             })
         .def("take_notes", [](BoundReader& self) { return self.reader->take_notes(); });
 }
 

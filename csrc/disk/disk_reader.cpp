@@ -135,6 +135,10 @@ std::optional<ReadFailure> DiskReader::run_backend(std::uint8_t* out, Scratch& s
     return task.failure();
 }
 
+void DiskReader::set_script(std::vector<ScriptedFault> faults) {
+    backend_ = std::make_unique<ScriptedBackend>(std::move(backend_), std::move(faults));
+}
+
 std::vector<std::string> DiskReader::take_notes() {
     std::lock_guard lock(notes_mutex_);
     return std::exchange(notes_, {});

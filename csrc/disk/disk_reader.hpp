@@ -14,6 +14,7 @@
 #include "disk/read_backend.hpp"
 #include "disk/read_task.hpp"
 #include "disk/row_map.hpp"
+#include "disk/scripted_backend.hpp"
 
 namespace gramary {
 
@@ -50,6 +51,8 @@ class DiskReader {
     const FileSet& files() const noexcept { return files_; }
     const DiskStats& stats() const noexcept { return stats_; }
     const char* backend_name() const noexcept { return backend_->name(); }
+    // For tests: lets batches from now on fail or wait. Not while a read is running.
+    void set_script(std::vector<ScriptedFault> faults);
     // What this machine cannot do of what was wanted, each once, in words.
     std::vector<std::string> take_notes();
 

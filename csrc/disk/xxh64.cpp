@@ -78,4 +78,9 @@ std::uint64_t load_u64_little_endian(const std::uint8_t* bytes) noexcept {
     return load_little_endian<std::uint64_t>(bytes);
 }
 
+void store_u64_little_endian(std::uint8_t* bytes, std::uint64_t value) noexcept {
+    if constexpr (std::endian::native == std::endian::big) value = __builtin_bswap64(value);
+    std::memcpy(bytes, &value, sizeof value);
+}
+
 }  // namespace gramary

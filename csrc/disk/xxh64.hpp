@@ -9,5 +9,6 @@ namespace gramary {
 std::uint64_t xxh64(const void* data, std::size_t size, std::uint64_t seed) noexcept;
 
 std::uint64_t load_u64_little_endian(const std::uint8_t* bytes) noexcept;
+void store_u64_little_endian(std::uint8_t* bytes, std::uint64_t value) noexcept;
 
 }  // namespace gramary

@@ -100,7 +100,8 @@ class RowLayout:
         files: the files, each once.
         row_bytes: bytes of one encoded row.
         runs: ordered and disjoint; together they cover rows 0 .. num_rows-1.
-        block_checksums: whether the blocks of the parts carry checksums (packs do).
+        block_checksums: whether the blocks of the parts end in checksums (packs do).
+        checksum_seed: what seeds those checksums, with the block's number added.
 
     Raises:
         ArgumentError: a run is out of turn, its parts do not cover a row's bytes exactly once, or
@@ -111,6 +112,7 @@ class RowLayout:
     row_bytes: int
     runs: tuple[RowRun, ...]
     block_checksums: bool = False
+    checksum_seed: int = 0
 
     def __post_init__(self) -> None:
         if self.row_bytes < 1:

@@ -162,6 +162,18 @@ class DiskReader:
             changed = self._core.find_changed()
         return None if changed < 0 else self._paths[changed]
 
+    def set_script(self, faults: torch.Tensor) -> None:
+        """Lets later batches fail or wait, for tests; not while a read is running.
+
+        Args:
+            faults: int64 [n, 4]: batch (from 0, counted from now), delay in us, errno (0 for a
+                short read, -1 for none), bytes of the first read before it fails.
+        """
+        if faults.dtype != torch.int64 or faults.ndim != 2 or not faults.is_contiguous():
+            raise ArgumentError(f"faults: expected contiguous int64 [n, 4], got {faults.dtype}")
+        with self._users:
+            self._core.set_script(faults.data_ptr(), len(faults))
+
     def close(self) -> None:
         """Waits for running reads and gives descriptors and threads back; repeatable."""
         if self._users.close():
@@ -202,13 +214,3 @@ class _Users:
             self._closed = True
             self._condition.wait_for(lambda: not self._count)
             return True
-
-
-def xxh64(data: torch.Tensor, seed: int = 0) -> int:
-    """Returns the XXH64 digest of the bytes of a contiguous CPU tensor.
-
-    Source: "xxHash fast digest algorithm", version 0.1.1, section "XXH64 algorithm description".
-    """
-    if not data.is_contiguous() or data.device.type != "cpu":
-        raise ArgumentError(f"data: expected a contiguous CPU tensor, got {data.device}")
-    return int(_core.xxh64(data.data_ptr(), data.nbytes, seed))

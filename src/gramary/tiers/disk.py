@@ -102,4 +102,5 @@ def flatten_layout(layout: RowLayout) -> FlatLayout:
         parts=torch.tensor(parts, dtype=torch.int64).reshape(-1, 7),
         row_bytes=layout.row_bytes,
         checked_block_bytes=checked,
+        checksum_seed=layout.checksum_seed,
     )
