@@ -1,0 +1,261 @@
+"""What this machine, its kernel and its packages allow: each probe asks the thing itself."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import errno
+import importlib.metadata
+import mmap
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from gramary.errors import GramaryError
+from gramary.machine import read_host_room, read_huge_pages, read_numa_nodes
+from gramary.placement_grammar import format_bytes
+from gramary.settings import Settings
+
+YES, NO, UNKNOWN, FACT = "yes", "no", "unknown", ""
+
+PACKAGES = {
+    "numpy": "",
+    "safetensors": "",
+    "triton": "GPU kernels need it: pip install 'gramary[cuda]'",
+    "transformers": "gramary.integrations.transformers and `generate` need it: "
+    "pip install 'gramary[transformers]'",
+    "cuda-bindings": "host rows that the GPU reads, and requests inside CUDA graphs, need it: "
+    "pip install 'gramary[cuda]'",
+    "prometheus-client": "metrics need it: pip install 'gramary[metrics]'",
+}
+
+# The number is the same on every architecture: include/uapi/asm-generic/unistd.h
+_IO_URING_SETUP = 425
+_IO_URING_PARAMS_BYTES = 120
+_DIRECT_BLOCK_BYTES = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One line of the doctor's report.
+
+    Attributes:
+        section: heading it stands under.
+        name: what was looked at.
+        answer: "yes", "no" or "unknown"; empty for a plain fact.
+        detail: what was found, with numbers.
+        remedy: what to do about a no or an unknown; empty where nothing need be done.
+    """
+
+    section: str
+    name: str
+    answer: str
+    detail: str
+    remedy: str = ""
+
+
+def probe_versions() -> Iterator[Finding]:
+    """Yields the versions of gramary, Python, torch and the optional packages."""
+    import torch
+
+    import gramary
+
+    section = "versions"
+    yield Finding(section, "gramary", FACT, gramary.__version__)
+    yield Finding(section, "Python", FACT, platform.python_version())
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
+    yield Finding(section, "torch", FACT, f"{torch.__version__} ({build})")
+    for package, remedy in PACKAGES.items():
+        try:
+            yield Finding(section, package, YES, importlib.metadata.version(package))
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding(section, package, NO, "not installed", remedy)
+
+
+def probe_build() -> Iterator[Finding]:
+    """Yields the compiler that a build would use, and what the core was built with."""
+    from gramary.native import _core
+
+    section = "build"
+    found = [name for name in ("c++", "g++", "clang++") if shutil.which(name)]
+    if found:
+        yield Finding(section, "C++ compiler", YES, _first_line([found[0], "--version"]))
+    else:
+        remedy = "only a build from source needs one: apt install g++, or dnf install gcc-c++"
+        yield Finding(section, "C++ compiler", NO, "none on the PATH", remedy)
+    levels = ("scalar", "AVX2", "AVX-512")
+    level = levels[_core.detected_simd_level()]
+    yield Finding(section, "CPU instructions", FACT, f"{platform.machine()}, {level} in use")
+    threads = _core.default_num_threads()
+    cpus = len(os.sched_getaffinity(0))
+    yield Finding(section, "CPU threads", FACT, f"{threads} of {cpus} usable CPUs")
+
+
+def probe_memory(settings: Settings) -> Iterator[Finding]:
+    """Yields available memory, the cgroup's and the lock limit's room, and page sizes."""
+    section = "memory"
+    room = read_host_room(settings)
+    yield Finding(section, "available memory", FACT, format_bytes(room.available_bytes))
+    cgroup = "no limit" if room.cgroup_bytes is None else f"{format_bytes(room.cgroup_bytes)} left"
+    yield Finding(section, "cgroup", FACT, cgroup)
+    if room.limit_bytes is not None:
+        limit = format_bytes(room.limit_bytes)
+        yield Finding(section, "GRAMARY_MEMORY_LIMIT_BYTES", FACT, f"{limit}, replaces the above")
+    if room.lock_bytes is None:
+        yield Finding(section, "locked memory", YES, "no limit")
+    else:
+        remedy = (
+            "a host tier that a GPU reads must be locked: `ulimit -l unlimited`, or in containers "
+            "--ulimit memlock=-1"
+        )
+        detail = f"{format_bytes(room.lock_bytes)} may be locked"
+        answer = YES if room.lock_bytes >= room.available_bytes else NO
+        yield Finding(section, "locked memory", answer, detail, remedy if answer == NO else "")
+    pages = read_huge_pages()
+    detail = (
+        f"{format_bytes(pages.page_bytes)} pages; shared memory: {pages.shared}; "
+        f"{format_bytes(pages.free_bytes)} reserved and free"
+    )
+    yield Finding(section, "huge pages", FACT, detail)
+    nodes = read_numa_nodes()
+    yield Finding(section, "NUMA nodes", FACT, ", ".join(map(str, nodes)) or "not reported")
+
+
+def probe_reading(folder: Path | None) -> Iterator[Finding]:
+    """Yields how rows can be read from files: io_uring, and direct reads below a folder."""
+    from gramary.native import _core
+
+    section = "reading from disk"
+    yield Finding(section, "positioned reads", YES, "always")
+    code = try_io_uring()
+    yield _describe_io_uring(section, _core.have_liburing, code)
+    if folder is None:
+        remedy = "name a model: gramary doctor --model DIR"
+        yield Finding(section, "direct reads", UNKNOWN, "depends on the file system", remedy)
+        return
+    file = _largest_file(folder)
+    code = try_direct_read(file)
+    if code == 0:
+        yield Finding(section, "direct reads", YES, f"O_DIRECT works on {file.name}")
+    else:
+        detail = f"O_DIRECT on {file.name}: {os.strerror(code)}; the page cache is used"
+        remedy = "for cold, large batches put the files on ext4, xfs or another local file system"
+        yield Finding(section, "direct reads", NO, detail, remedy)
+
+
+def _describe_io_uring(section: str, built_in: bool, code: int) -> Finding:
+    if code == 0 and built_in:
+        return Finding(section, "io_uring", YES, "allowed, and built in")
+    if code == 0:
+        remedy = "install liburing (Debian, Ubuntu: apt install liburing-dev) and build again"
+        return Finding(section, "io_uring", NO, "allowed, but not built in; pread is used", remedy)
+    remedies = {
+        errno.ENOSYS: "the kernel is too old or built without it: 5.11 or newer is needed",
+        errno.EPERM: "forbidden: allow it in the container's seccomp profile, or set "
+        "kernel.io_uring_disabled=0",
+    }
+    detail = f"{os.strerror(code)}; pread is used"
+    return Finding(section, "io_uring", NO, detail, remedies.get(code, "pread serves as well"))
+
+
+def try_io_uring() -> int:
+    """Sets a ring of one entry up and closes it; returns 0, or the kernel's error number."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    parameters = ctypes.create_string_buffer(_IO_URING_PARAMS_BYTES)
+    descriptor = libc.syscall(_IO_URING_SETUP, 1, parameters)
+    if descriptor < 0:
+        return ctypes.get_errno()
+    os.close(descriptor)
+    return 0
+
+
+def try_direct_read(file: Path) -> int:
+    """Reads the first block of a file past the page cache; returns 0, or an error number."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_DIRECT)
+    except OSError as error:
+        return error.errno or errno.EIO
+    try:
+        with mmap.mmap(-1, _DIRECT_BLOCK_BYTES) as block:
+            os.preadv(descriptor, [block], 0)
+    except OSError as error:
+        return error.errno or errno.EIO
+    finally:
+        os.close(descriptor)
+    return 0
+
+
+def probe_gpus(settings: Settings) -> Iterator[Finding]:
+    """Yields each GPU with its free memory, and what of CUDA gramary can use."""
+    import torch
+
+    section = "GPUs"
+    if not torch.cuda.is_available():
+        built = "torch finds none" if torch.version.cuda else "this torch is a CPU build"
+        remedy = "for rows on a GPU install a driver and a CUDA build of torch"
+        yield Finding(section, "CUDA", NO, built, remedy)
+        return
+    for index in range(torch.cuda.device_count()):
+        facts = torch.cuda.get_device_properties(index)
+        free, total = torch.cuda.mem_get_info(index)
+        detail = (
+            f"{facts.name}, capability {facts.major}.{facts.minor}, "
+            f"{format_bytes(free)} of {format_bytes(total)} free"
+        )
+        yield Finding(section, f"cuda:{index}", YES, detail)
+    if settings.pin_host:
+        yield Finding(section, "reads host rows", *_describe_registration())
+
+
+def _describe_registration() -> tuple[str, str, str]:
+    try:
+        importlib.metadata.version("cuda-bindings")
+    except importlib.metadata.PackageNotFoundError:
+        return NO, "cuda-bindings is missing", PACKAGES["cuda-bindings"]
+    return YES, "cuda-bindings is there", ""
+
+
+def probe_placements(settings: Settings) -> Iterator[Finding]:
+    """Yields what each tier of a placement can hold here."""
+    import torch
+
+    section = "placements"
+    if torch.cuda.is_available():
+        free, _ = torch.cuda.mem_get_info()
+        yield Finding(section, "device", YES, f"{format_bytes(free)} free on the current GPU")
+    else:
+        yield Finding(section, "device", NO, "no GPU", "use host, disk, or host=SIZE,disk")
+    try:
+        room = read_host_room(settings)
+    except GramaryError as error:
+        yield Finding(section, "host", UNKNOWN, str(error), "set GRAMARY_MEMORY_LIMIT_BYTES")
+    else:
+        locking = torch.cuda.is_available() and settings.pin_host
+        free = room.free_bytes(locking=locking)
+        yield Finding(section, "host", YES, f"up to {format_bytes(free)}")
+    yield Finding(section, "disk", YES, "any table; rows are read in place from its files")
+    yield _describe_sharing(section, Path("/dev/shm"))
+
+
+def _describe_sharing(section: str, folder: Path) -> Finding:
+    try:
+        room = os.statvfs(folder)
+    except OSError as error:
+        detail = f"{folder}: {error.strerror}"
+        remedy = "mount a tmpfs there; only share= needs it"
+        return Finding(section, "share=NAME", NO, detail, remedy)
+    free = format_bytes(room.f_bavail * room.f_frsize)
+    return Finding(section, "share=NAME", YES, f"{free} free in {folder}")
+
+
+def _largest_file(folder: Path) -> Path:
+    files = [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else [folder]
+    return max(files, key=lambda path: path.stat().st_size)
+
+
+def _first_line(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return (done.stdout or done.stderr).partition("\n")[0] or command[0]
