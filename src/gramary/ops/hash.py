@@ -40,7 +40,7 @@ def ngram_ids(
 
     Returns:
         int64 [T, num_heads], `out` if given; -1 for padding. On CUDA it is valid in the order of
-        the current stream.
+        the current stream, and -2 stands where a token that is hashed lies outside the vocabulary.
 
     Raises:
         TokenError: on the CPU, a token or a history token lies outside the vocabulary; the
@@ -62,7 +62,8 @@ def ngram_ids(
     elif token_ids.device.type == "cuda":
         from gramary.ops._triton import hash as triton_backend
 
-        triton_backend.ngram_ids(spec, token_ids, query_start_loc, history, out)
+        constants = triton_backend.constants_of(spec, token_ids.device)
+        triton_backend.ngram_ids(constants, token_ids, query_start_loc, history, out)
     else:
         raise UnsupportedError(
             f"token_ids: expected a tensor on the CPU or a CUDA device, got {token_ids.device}"

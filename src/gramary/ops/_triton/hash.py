@@ -1,0 +1,229 @@
+"""n-gram row ids on the GPU.
+
+Row of head h for token t0 with predecessors t1, t2, ...: `floor_mod(t0*m0 ^ t1*m1 ^ ..., size[h])
++ offset[h]` in wrapping int64, where a predecessor behind an EOS or before the start of its
+request is EOS.
+
+Source: `Qwen4ExpTextNGramEmbedding` of Hugging Face transformers 5.24
+(`transformers/models/qwen4_exp/modeling_qwen4_exp.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from gramary.ops._triton.sticky_error import HISTORY_TOKEN, TOKEN, report_first
+
+if TYPE_CHECKING:
+    from gramary.hashing import HashSpec
+
+# What the hash writes where no row belongs: nothing is read for a token that is padding; a token
+# outside the vocabulary makes its rows NaN.
+PADDING_ID = tl.constexpr(-1)
+WRONG_ID = tl.constexpr(-2)
+
+_BLOCK_ROWS = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class HashConstants:
+    """A HashSpec's constants as the kernels read them; made once a table and device.
+
+    Attributes:
+        vocab_size, eos_token_id, ngram_size, heads_per_ngram: as in the HashSpec.
+        values: int64 [ngram_size + 3*num_heads] on the device: the multipliers, then each head's
+            size, offset and reciprocal `2^64 // size` (its bits, as int64).
+    """
+
+    vocab_size: int
+    eos_token_id: int
+    ngram_size: int
+    heads_per_ngram: int
+    values: torch.Tensor
+
+    @classmethod
+    def of(cls, spec: HashSpec, device: torch.device | str) -> HashConstants:
+        """Returns the constants of `spec` in `device`'s memory."""
+        reciprocals = [_wrap_int64((1 << 64) // size) for size in spec.sizes]
+        values = [*spec.multipliers, *spec.sizes, *spec.offsets, *reciprocals]
+        return cls(
+            spec.vocab_size,
+            spec.eos_token_id,
+            spec.ngram_size,
+            spec.heads_per_ngram,
+            torch.tensor(values, dtype=torch.int64, device=device),
+        )
+
+    @property
+    def num_heads(self) -> int:
+        """Rows of one token."""
+        return (self.ngram_size - 1) * self.heads_per_ngram
+
+
+@functools.lru_cache(maxsize=64)
+def constants_of(spec: HashSpec, device: torch.device) -> HashConstants:
+    """Returns the constants of `spec` in `device`'s memory, made at the first call."""
+    return HashConstants.of(spec, device)
+
+
+def _wrap_int64(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+@triton.jit
+def floor_mod(x, size, reciprocal):
+    """x modulo `size` for every int64 x, without a division.
+
+    `reciprocal` is 2^64 // size. For 0 <= u < 2^63 the high half of u * reciprocal is u // size or
+    one less, since u * (2^64 / size - reciprocal) < 2^64; and for negative x, with u = ~x = -x-1,
+    floor_mod(x) = size - 1 - floor_mod(u).
+    """
+    u = x ^ (x >> 63)
+    remainder = u - tl.umulhi(u, reciprocal) * size
+    remainder = tl.where(remainder >= size, remainder - size, remainder)
+    return tl.where(x < 0, size - 1 - remainder, remainder)
+
+
+@triton.jit
+def find_requests(i_t, m_t, p_query_start_loc, R, num_steps):
+    """Last request that starts at or before each token, and its start, by binary search."""
+    low = i_t * 0
+    high = low + (R - 1)
+    low_start = low + tl.load(p_query_start_loc)
+    for _ in range(num_steps):
+        middle = (low + high + 1) // 2
+        start = tl.load(p_query_start_loc + middle, mask=m_t, other=0)
+        is_at_or_before = start <= i_t
+        low = tl.where(is_at_or_before, middle, low)
+        low_start = tl.where(is_at_or_before, start, low_start)
+        high = tl.where(is_at_or_before, high, middle - 1)
+    return low, low_start
+
+
+@triton.jit
+def hash_rows(
+    i_row, m_row, p_tokens, p_query_start_loc, p_history, p_constants, R, num_steps,
+    vocab_size, eos_token_id, NGRAM: tl.constexpr, HEADS: tl.constexpr, HAS_HISTORY: tl.constexpr,
+):  # fmt: skip
+    """Row ids of the flat places i_row = token * num_heads + head of a batch.
+
+    Returns the ids (PADDING_ID for tokens beyond the last request, WRONG_ID where a token that is
+    hashed lies outside the vocabulary), and kind, index and value of what is wrong there.
+    """
+    NUM_HEADS: tl.constexpr = (NGRAM - 1) * HEADS
+    i_t = i_row // NUM_HEADS
+    i_h = i_row % NUM_HEADS
+    # Tokens of padding are read like others; that they are padding is known only at the end, so
+    # that no load waits for it.
+    num_tokens = tl.load(p_query_start_loc + R)
+    token = tl.load(p_tokens + i_t, mask=m_row, other=0).to(tl.int64)
+    mixed = token * tl.load(p_constants)
+    is_wrong = (token < 0) | (token >= vocab_size)
+    kind = tl.full(i_row.shape, TOKEN, tl.int64)
+    index = i_t
+    value = token
+
+    i_r, start = find_requests(i_t, m_row, p_query_start_loc, R, num_steps)
+    # Tokens of the request before this one; clamped, so that no metadata leads out of bounds.
+    position = tl.minimum(tl.maximum(i_t - start, 0), i_t)
+    is_behind_eos = i_t < 0
+    for back in tl.static_range(1, NGRAM):
+        is_in_batch = position >= back
+        i_history = i_r * (NGRAM - 1) + (NGRAM - 1 - back) + position
+        previous = tl.load(p_tokens + i_t - back, mask=m_row & is_in_batch, other=0).to(tl.int64)
+        if HAS_HISTORY:
+            m_history = m_row & (position < back) & (i_r < R)
+            older = tl.load(p_history + i_history, mask=m_history, other=0).to(tl.int64)
+        else:
+            older = eos_token_id
+        previous = tl.where(is_in_batch, previous, older)
+        previous = tl.where(is_behind_eos, eos_token_id, previous)
+        is_behind_eos = is_behind_eos | (previous == eos_token_id)
+        # Head i_h hashes n-grams of i_h // HEADS + 2 tokens.
+        is_hashed = i_h >= (back - 1) * HEADS
+        mixed = mixed ^ tl.where(is_hashed, previous * tl.load(p_constants + back), 0)
+        is_first = is_hashed & ((previous < 0) | (previous >= vocab_size)) & (is_wrong == 0)
+        kind = tl.where(is_first & (position < back), HISTORY_TOKEN, kind)
+        index = tl.where(is_first, tl.where(is_in_batch, i_t - back, i_history), index)
+        value = tl.where(is_first, previous, value)
+        is_wrong = is_wrong | is_first
+
+    p_head = p_constants + NGRAM + i_h
+    offset = tl.load(p_head + NUM_HEADS)
+    row_ids = floor_mod(mixed, tl.load(p_head), tl.load(p_head + 2 * NUM_HEADS)) + offset
+    row_ids = tl.where(is_wrong, WRONG_ID, row_ids)
+    return tl.where(m_row & (i_t < num_tokens), row_ids, PADDING_ID), kind, index, value
+
+
+@triton.jit(do_not_specialize=["p_tokens", "p_query_start_loc", "p_history", "T", "R", "num_steps",
+                               "vocab_size", "eos_token_id"])  # fmt: skip
+def ngram_ids_kernel(
+    p_tokens, p_query_start_loc, p_history, p_constants, p_error, p_out,
+    T: tl.int64, R: tl.int64, num_steps: tl.int64, vocab_size: tl.int64, eos_token_id: tl.int64,
+    NGRAM: tl.constexpr, HEADS: tl.constexpr, HAS_HISTORY: tl.constexpr, HAS_ERROR: tl.constexpr,
+    BR: tl.constexpr,
+):  # fmt: skip
+    """Writes BR row ids a program, one after another through tokens and heads."""
+    i_row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    m_row = i_row < tl.cast(T, tl.int64) * ((NGRAM - 1) * HEADS)
+    row_ids, kind, index, value = hash_rows(
+        i_row, m_row, p_tokens, p_query_start_loc, p_history, p_constants, R, num_steps,
+        vocab_size, eos_token_id, NGRAM, HEADS, HAS_HISTORY,
+    )  # fmt: skip
+    tl.store(p_out + i_row, row_ids, mask=m_row)
+    if HAS_ERROR:
+        report_first(p_error, row_ids == WRONG_ID, kind, index, value)
+
+
+def ngram_ids(
+    constants: HashConstants,
+    token_ids: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    history: torch.Tensor | None,
+    out: torch.Tensor,
+    error: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Writes the row ids of a batch and returns `out`, on the current stream.
+
+    Args:
+        constants: of the table, on the tokens' device.
+        token_ids: int32 or int64 [T], contiguous.
+        query_start_loc: int32 [R+1], contiguous; read by the kernel, so that it may change under
+            a captured graph.
+        history: int32 or int64 [R, ngram_size-1], contiguous, oldest first; None is all EOS.
+        out: int64 [T, num_heads], contiguous: -1 for tokens beyond query_start_loc[-1], -2 where
+            a hashed token lies outside the vocabulary.
+        error: int64 [4], sticky (see `gramary.ops._triton.sticky_error`); None reports nothing.
+    """
+    num_ids = out.numel()
+    if num_ids == 0:
+        return out
+    ngram_ids_kernel[(triton.cdiv(num_ids, _BLOCK_ROWS),)](
+        token_ids,
+        query_start_loc,
+        token_ids if history is None else history,
+        constants.values,
+        out if error is None else error,
+        out,
+        *batch_sizes(token_ids, query_start_loc),
+        constants.vocab_size,
+        constants.eos_token_id,
+        NGRAM=constants.ngram_size,
+        HEADS=constants.heads_per_ngram,
+        HAS_HISTORY=history is not None,
+        HAS_ERROR=error is not None,
+        BR=_BLOCK_ROWS,
+    )
+    return out
+
+
+def batch_sizes(token_ids: torch.Tensor, query_start_loc: torch.Tensor) -> tuple[int, int, int]:
+    """Returns tokens, requests and the steps of a binary search for a request."""
+    num_requests = query_start_loc.shape[0] - 1
+    return token_ids.shape[0], num_requests, max(num_requests - 1, 0).bit_length()
