@@ -1,0 +1,233 @@
+"""Reading rows from files in order: for loading, packing and checking.
+
+Positioned reads into a bounded buffer. `stream_rows` is a guest in the page cache: it reads ahead
+by one chunk and lets go of every page it brought in, but of none that was there before, so that
+loading one table does not slow down what another process serves from disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from types import TracebackType
+
+import torch
+
+from gramary.codecs import describe
+from gramary.errors import ArgumentError, RowReadError
+from gramary.page_cache import PageCacheGuest, Span
+from gramary.row_layout import RowFile, RowLayout, RowPart, RowRun
+
+# Bytes read at once where rows have to be put together from parts or blocks.
+SPAN_BYTES = 4 << 20
+
+
+def read_rows(layout: RowLayout, first_row: int, num_rows: int, out: torch.Tensor) -> None:
+    """Reads the rows `first_row` .. `first_row + num_rows - 1` into `out`.
+
+    Args:
+        layout: where the rows lie.
+        first_row: first row to read.
+        num_rows: rows to read.
+        out: uint8 [num_rows, row_bytes], contiguous, on the CPU.
+
+    Raises:
+        ArgumentError: the rows are not all in the table, or `out` does not fit.
+        RowReadError: a file cannot be read, is too short, or is not the one that was described.
+    """
+    if type(num_rows) is not int or out.dim() != 2 or out.shape[0] != num_rows:
+        raise ArgumentError(f"out: expected {num_rows!r} rows, got {describe(out)}")
+    with RowReader(layout) as reader:
+        reader.read(first_row, out)
+
+
+def stream_rows(
+    layout: RowLayout, first_row: int, end_row: int, *, chunk_bytes: int = 32 << 20
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yields the rows `first_row` .. `end_row - 1` in order, in chunks of bounded memory.
+
+    Args:
+        layout: where the rows lie.
+        first_row: first row.
+        end_row: one past the last row.
+        chunk_bytes: most bytes in a chunk; a chunk has at least one row.
+
+    Yields:
+        (first row, rows uint8 [n, row_bytes]) of each chunk. The tensor is one buffer that the
+        next chunk overwrites.
+
+    Raises:
+        ArgumentError: the rows are not all in the table.
+        RowReadError: as `read_rows`.
+    """
+    if chunk_bytes < 1:
+        raise ArgumentError(f"chunk_bytes: expected at least 1, got {chunk_bytes}")
+    check_row_range(layout, first_row, end_row - first_row)
+    return _stream(layout, first_row, end_row, max(1, chunk_bytes // layout.row_bytes))
+
+
+def _stream(
+    layout: RowLayout, first_row: int, end_row: int, chunk_rows: int
+) -> Iterator[tuple[int, torch.Tensor]]:
+    buffer = torch.empty(min(chunk_rows, end_row - first_row), layout.row_bytes, dtype=torch.uint8)
+    with RowReader(layout) as reader, PageCacheGuest() as guest:
+        guest.announce(reader.spans(first_row, min(first_row + chunk_rows, end_row)))
+        for row in range(first_row, end_row, chunk_rows):
+            end = min(row + chunk_rows, end_row)
+            guest.announce(reader.spans(end, min(end + chunk_rows, end_row)))
+            rows = buffer[: end - row]
+            reader.read(row, rows)
+            guest.let_go()
+            yield row, rows
+
+
+def check_row_range(layout: RowLayout, first_row: int, num_rows: int) -> None:
+    """Raises ArgumentError unless all of `num_rows` rows from `first_row` on are in the table."""
+    if first_row < 0 or num_rows < 0 or first_row + num_rows > layout.num_rows:
+        raise ArgumentError(
+            f"rows: expected rows within 0 to {layout.num_rows}, got rows {first_row} to "
+            f"{first_row + num_rows}"
+        )
+
+
+class RowReader:
+    """Reads rows of one layout; a context manager that opens each file once, when it is needed.
+
+    Not thread-safe.
+    """
+
+    def __init__(self, layout: RowLayout) -> None:
+        self._layout = layout
+        self._descriptors: dict[int, int] = {}
+
+    def read(self, first_row: int, out: torch.Tensor) -> None:
+        """Reads as many rows as `out` has, from `first_row` on.
+
+        Args:
+            first_row: first row to read.
+            out: uint8 [n, row_bytes], contiguous, on the CPU.
+
+        Raises:
+            ArgumentError: the rows are not all in the table, or `out` does not fit.
+            RowReadError: a file cannot be read, is too short, or is not the one described.
+        """
+        row_bytes = self._layout.row_bytes
+        is_fitting = out.dtype == torch.uint8 and out.dim() == 2 and out.shape[1] == row_bytes
+        if not is_fitting or not out.is_contiguous() or out.device.type != "cpu":
+            raise ArgumentError(
+                f"out: expected contiguous uint8 [n, {row_bytes}] on the CPU, got {describe(out)} "
+                f"on {out.device}"
+            )
+        check_row_range(self._layout, first_row, out.shape[0])
+        for run, begin, end in self._pieces(first_row, first_row + out.shape[0]):
+            rows = out[run.first_row + begin - first_row : run.first_row + end - first_row]
+            for part in run.parts:
+                self._read_part(part, begin, end, rows)
+
+    def spans(self, first_row: int, end_row: int) -> Iterator[Span]:
+        """Yields the bytes that reading rows touches, in the order they are read."""
+        for run, begin, end in self._pieces(first_row, end_row):
+            for part in run.parts:
+                last = part.byte_of(end - 1) + part.width
+                yield Span(self._open(part.file), part.byte_of(begin), last)
+
+    def close(self) -> None:
+        """Closes the files."""
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
+
+    def _pieces(self, first_row: int, end_row: int) -> Iterator[tuple[RowRun, int, int]]:
+        """Yields each run that holds some of the rows, and which of its rows, from 0."""
+        for run in self._layout.runs_between(first_row, end_row):
+            begin = max(first_row, run.first_row) - run.first_row
+            yield run, begin, min(end_row, run.end_row) - run.first_row
+
+    def _read_part(self, part: RowPart, begin: int, end: int, rows: torch.Tensor) -> None:
+        """Reads one part of the run's rows `begin` .. `end`-1 into its columns of `rows`."""
+        is_whole_row = part.width == self._layout.row_bytes == part.stride
+        if is_whole_row and (begin // part.rows_per_block == (end - 1) // part.rows_per_block):
+            self._read_bytes(part.file, part.byte_of(begin), rows)
+            return
+        for first, last in _split_by_span(part, begin, end):
+            base = part.byte_of(first)
+            span = torch.empty(part.byte_of(last - 1) + part.width - base, dtype=torch.uint8)
+            self._read_bytes(part.file, base, span)
+            _scatter_span(part, span, first, last, rows[first - begin : last - begin])
+
+    def _read_bytes(self, file: int, offset: int, out: torch.Tensor) -> None:
+        """Fills a contiguous tensor with the bytes from `offset` on."""
+        descriptor = self._open(file)
+        room = out.view(-1).numpy().data
+        while room:
+            try:
+                num_bytes = os.preadv(descriptor, [room], offset)
+            except OSError as error:
+                raise self._error(file, offset, error.errno or errno.EIO) from error
+            if num_bytes == 0:
+                raise self._error(file, offset, 0)
+            room = room[num_bytes:]
+            offset += num_bytes
+
+    def _open(self, file: int) -> int:
+        """Returns the descriptor of a file, opened and compared with its description."""
+        if file not in self._descriptors:
+            described = self._layout.files[file]
+            try:
+                descriptor = os.open(described.path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                raise self._error(file, 0, error.errno or errno.EIO) from error
+            self._descriptors[file] = descriptor
+            if RowFile.from_stat(described.path, os.fstat(descriptor)) != described:
+                raise RowReadError(
+                    "the file changed since the table was found in it; open the table again",
+                    file=described.path,
+                    offset=0,
+                    errno=errno.ESTALE,
+                )
+        return self._descriptors[file]
+
+    def _error(self, file: int, offset: int, code: int) -> RowReadError:
+        path = self._layout.files[file].path
+        return RowReadError("reading rows failed", file=path, offset=offset, errno=code)
+
+    def __enter__(self) -> RowReader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _split_by_span(part: RowPart, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yields (first, last + 1) of rows that are read at once, cut between blocks if possible."""
+    while begin < end:
+        last = min(end, begin + max(1, SPAN_BYTES // part.stride))
+        block_start = last // part.rows_per_block * part.rows_per_block
+        if last < end and block_start > begin:
+            last = block_start
+        yield begin, last
+        begin = last
+
+
+def _scatter_span(
+    part: RowPart, span: torch.Tensor, begin: int, end: int, rows: torch.Tensor
+) -> None:
+    """Copies the part of rows `begin` .. `end`-1 from the bytes of `span` into their columns."""
+    per_block = part.rows_per_block
+    head = min(end, -(-begin // per_block) * per_block)
+    body = max(head, end // per_block * per_block)
+    # The rows of a broken block, then whole blocks in one copy, then those of a broken block.
+    for first, last, per_copy in ((begin, head, 0), (head, body, per_block), (body, end, 0)):
+        if first == last:
+            continue
+        group = per_copy or last - first
+        shape = ((last - first) // group, group, part.width)
+        strides = (part.block_bytes, part.stride, 1)
+        source = span.as_strided(shape, strides, part.byte_of(first) - part.byte_of(begin))
+        target = rows[first - begin : last - begin].view(shape[0], group, -1)
+        target[..., part.column : part.column + part.width] = source
