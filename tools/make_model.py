@@ -11,7 +11,6 @@ saving; the configuration says nothing about them, as in published checkpoints.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import zlib
 from collections.abc import Sequence
@@ -19,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from huggingface_hub import save_torch_state_dict
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     PreTrainedTokenizerFast,
@@ -63,7 +62,7 @@ TEXT_CONFIG: dict[str, Any] = {
     "ple_embed_dim": 512,
     "ngram_size": 3,
     "heads_per_ngram": 8,
-    "ngram_vocab_size_base": 1000,
+    "ngram_vocab_size_base": 1100,
     "rope_parameters": {
         "rope_type": "default",
         "rope_theta": 10000.0,
@@ -121,9 +120,8 @@ def make_model(
     )
     model = _build(text_config, conditional).to(PLAIN_DTYPES.get(codec, torch.bfloat16))
     _randomise(model, seed)
-    model.save_pretrained(path, max_shard_size=max_file_bytes)
-    if codec not in PLAIN_DTYPES:
-        _quantise_tables(path, codec, scale_dtype)
+    model.save_pretrained(path)
+    _rewrite(path, codec, scale_dtype, max_file_bytes)
     make_tokenizer().save_pretrained(path)
     return path
 
@@ -181,65 +179,30 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
         parameter.copy_(values)
 
 
-def _quantise_tables(path: Path, codec: str, scale_dtype: torch.dtype) -> None:
-    """Rewrites the shards of every table in the files of `path`, and the index if there is one."""
-    files = sorted(path.glob("*.safetensors"))
-    scales = _table_scales(files, codec, scale_dtype)
-    weight_map = {}
-    for file in files:
-        tensors = {}
-        with safe_open(file, "pt") as opened:
-            metadata = opened.metadata()
-            for name in opened.keys():  # noqa: SIM118 (not a mapping)
-                tensors.update(_quantised(name, opened.get_tensor(name), codec, scales))
-        for table in list(scales):
-            # The scale goes where the table's first shard is.
-            if f"{table}shard_0.weight" in tensors:
-                suffix = "weight_scale" if codec == "fp8" else "weight_scale_2"
-                tensors[table + suffix] = scales[table]
-        save_file(tensors, file, metadata=metadata)
-        weight_map.update(dict.fromkeys(tensors, file.name))
-    index = path / "model.safetensors.index.json"
-    if index.exists():
-        content = json.loads(index.read_text())
-        content["weight_map"] = dict(sorted(weight_map.items()))
-        content["metadata"]["total_size"] = sum(file.stat().st_size for file in files)
-        index.write_text(json.dumps(content, indent=2) + "\n")
+def _rewrite(path: Path, codec: str, scale_dtype: torch.dtype, max_file_bytes: int) -> None:
+    """Quantises the tables in `model.safetensors` and splits it into files, in order of names."""
+    tensors = load_file(path / "model.safetensors")
+    shards: dict[str, list[str]] = {}
+    for name in tensors:
+        if found := re.fullmatch(r"(.*\.ngram_embedding\.)shard_\d+\.weight", name):
+            shards.setdefault(found[1], []).append(name)
+    for table, names in shards.items() if codec not in PLAIN_DTYPES else ():
+        top = max(float(tensors[name].abs().max()) for name in names)
+        if codec == "fp8":
+            scale = tensors[f"{table}weight_scale"] = torch.tensor(top / 448, dtype=scale_dtype)
+        else:
+            scale = tensors[f"{table}weight_scale_2"] = torch.tensor([top / (448 * 6)])
+        for name in names:
+            tensors.update(_quantise(name, tensors[name], codec, float(scale)))
+    save_torch_state_dict(dict(sorted(tensors.items())), path, max_shard_size=max_file_bytes)
 
 
-def _table_of(name: str) -> str | None:
-    """The prefix `...ngram_embedding.` of a shard's name; None for any other tensor."""
-    found = re.fullmatch(r"(.*\.ngram_embedding\.)shard_\d+\.weight", name)
-    return found and found[1]
-
-
-def _table_scales(
-    files: Sequence[Path], codec: str, scale_dtype: torch.dtype
-) -> dict[str, torch.Tensor]:
-    """The scale of every table, by prefix, as its tensor is stored."""
-    largest: dict[str, float] = {}
-    for file in files:
-        with safe_open(file, "pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 (not a mapping)
-                if table := _table_of(name):
-                    top = float(opened.get_tensor(name).abs().max())
-                    largest[table] = max(top, largest.get(table, 0.0))
-    if codec == "fp8":
-        return {table: torch.tensor(top / 448, dtype=scale_dtype) for table, top in largest.items()}
-    return {table: torch.tensor([top / (448 * 6)]) for table, top in largest.items()}
-
-
-def _quantised(
-    name: str, tensor: torch.Tensor, codec: str, scales: dict[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """The tensors that take the place of `tensor`."""
-    table = _table_of(name)
-    if table is None:
-        return {name: tensor}
-    encoded, _ = encode_rows(codec, tensor.float(), scale=float(scales[table]))
+def _quantise(name: str, rows: torch.Tensor, codec: str, scale: float) -> dict[str, torch.Tensor]:
+    """Returns the tensors that take the place of one shard."""
+    encoded, _ = encode_rows(codec, rows.float(), scale=scale)
     if codec == "fp8":
         return {name: encoded.view(torch.float8_e4m3fn)}
-    codes, block_scales = encoded.split((tensor.shape[1] // 2, tensor.shape[1] // 16), dim=1)
+    codes, block_scales = encoded.split((rows.shape[1] // 2, rows.shape[1] // 16), dim=1)
     return {
         name: codes.contiguous(),
         f"{name}_scale": block_scales.contiguous().view(torch.float8_e4m3fn),
@@ -256,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ple-layers", type=int, nargs="+", default=[2], help="one-based")
     parser.add_argument("--conditional", action="store_true", help="the image-and-text class")
     parser.add_argument("--max-file-bytes", type=int, default=1 << 40)
-    parser.add_argument("--ngram-vocab-size-base", type=int, default=1000, help="rows a head")
+    parser.add_argument("--ngram-vocab-size-base", type=int, default=1100, help="rows a head")
     options = vars(parser.parse_args(arguments))
     print(make_model(options.pop("out"), **options))
 
