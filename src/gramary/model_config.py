@@ -84,7 +84,8 @@ def _text_fields(values: Mapping[str, Any], origin: str) -> Fields:
     text = values.get("text_config")
     if text is None:
         return Fields(values, origin)
-    return Fields(_as_mapping(text, "text_config"), origin)
+    name = f"{origin}: text_config" if origin else "text_config"
+    return Fields(_as_mapping(text, name), origin)
 
 
 def _as_mapping(value: object, name: str) -> Mapping[str, Any]:

@@ -1,0 +1,5 @@
+"""A table in a model's files: found in a Hugging Face folder and checked from headers alone."""
+
+from gramary.checkpoint.finding import find_checkpoints, open_checkpoint
+
+__all__ = ["find_checkpoints", "open_checkpoint"]

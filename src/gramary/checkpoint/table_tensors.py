@@ -1,0 +1,139 @@
+"""The tensors of n-gram tables, picked out of a model's files by name.
+
+Names are those of transformers, under either prefix; shards are numbered, with or without leading
+zeros. Every other tensor of the model is left alone.
+
+Source: `Qwen4ExpTextNGramEmbedding` of Hugging Face transformers 5.24 and its weight conversion
+`ngram_embedding.shard_*.weight`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from gramary.checkpoint.model_files import INDEX_FILE, ModelFiles
+from gramary.checkpoint.safetensors_header import TensorEntry, read_header
+from gramary.checkpoint.strict_json import show
+from gramary.errors import CheckpointError, ScaleError, ShardError
+
+HASH_BUFFERS = ("layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets")
+
+_TABLE = re.compile(
+    r"(?P<prefix>model\.(?:language_model\.)?layers\.(?P<layer>[0-9]{1,9})\.ple\.ple_embedding\.)"
+    r"(?P<rest>.*)",
+    re.DOTALL,
+)
+_SHARD = re.compile(r"ngram_embedding\.shard_(?P<number>[0-9]{1,9})\.(?P<kind>weight(?:_scale)?)")
+_SCALE = re.compile(r"ngram_embedding\.(?P<kind>weight_scale(?:_2)?)")
+# Statistics and a debugging aid that some checkpoints carry.
+_IGNORED = re.compile(r"(?:.*\.)?(?:hashstats_[^.]*|token_lookup)(?:\..*)?", re.DOTALL)
+
+
+@dataclasses.dataclass
+class TableTensors:
+    """The tensors of one table, as the files have them; nothing about them is checked yet.
+
+    Attributes:
+        layer_id: decoder layer, one-based.
+        prefix: what the tensors' names start with, up to `ple_embedding.`.
+        shards: `shard_{i}.weight` by number.
+        block_scales: `shard_{i}.weight_scale` by number (nvfp4).
+        scales: `weight_scale` (fp8) and `weight_scale_2` (nvfp4) by that name.
+        buffers: the hash buffers by name.
+    """
+
+    layer_id: int
+    prefix: str
+    shards: dict[int, TensorEntry] = dataclasses.field(default_factory=dict)
+    block_scales: dict[int, TensorEntry] = dataclasses.field(default_factory=dict)
+    scales: dict[str, TensorEntry] = dataclasses.field(default_factory=dict)
+    buffers: dict[str, TensorEntry] = dataclasses.field(default_factory=dict)
+
+    def entries(self) -> Iterator[TensorEntry]:
+        """Yields every tensor of the table, shards first."""
+        for group in (self.shards, self.block_scales, self.scales, self.buffers):
+            yield from group.values()
+
+    def shard_name(self, number: int, kind: str = "weight") -> str:
+        """Returns the full name a shard has in this table."""
+        return f"{self.prefix}ngram_embedding.shard_{number}.{kind}"
+
+
+def collect_tables(files: ModelFiles) -> dict[int, TableTensors]:
+    """Returns the tables of a model by one-based decoder layer, from the files' headers.
+
+    Raises:
+        ShardError: a shard is there twice, or not where the index says.
+        ScaleError: a scale is there twice.
+        CheckpointError: a file cannot be read or is malformed, or a tensor of a table has a name
+            that belongs to no codec.
+    """
+    tables: dict[int, TableTensors] = {}
+    found: dict[str, set[str]] = {}
+    for name in files.names:
+        path = files.folder / name
+        if files.placed and not os.path.exists(path):
+            # Whether it is missed shows below.
+            continue
+        for entry in read_header(path):
+            match = _match(entry.name)
+            if match is not None:
+                found.setdefault(entry.name, set()).add(name)
+                layer_id = int(match["layer"]) + 1
+                table = tables.setdefault(layer_id, TableTensors(layer_id, match["prefix"]))
+                _add(table, entry, match)
+    for tensor, name in files.placed.items():
+        if _match(tensor) is not None and name not in found.get(tensor, ()):
+            problem = "does not hold it" if os.path.exists(files.folder / name) else "is missing"
+            raise ShardError(
+                f"{files.folder / INDEX_FILE}: expected {show(tensor)} in {name}, which {problem}; "
+                f"download it again"
+            )
+    return tables
+
+
+def _match(name: str) -> re.Match[str] | None:
+    """Returns the parts of a table tensor's name; None for what is left alone."""
+    match = _TABLE.fullmatch(name)
+    return match if match and not _IGNORED.fullmatch(match["rest"]) else None
+
+
+def _add(table: TableTensors, entry: TensorEntry, match: re.Match[str]) -> None:
+    """Puts a tensor into its place in the table; leaves alone what is no part of it."""
+    place = _place(table, match["rest"])
+    if place is None:
+        if match["rest"].startswith("ngram_embedding."):
+            raise CheckpointError(
+                f"{entry.file.path}: {show(entry.name)} belongs to no table encoding gramary reads "
+                f"(expected shard_N.weight, shard_N.weight_scale, weight_scale, weight_scale_2)"
+            )
+        return
+    group, key, error = place
+    if match["prefix"] != table.prefix:
+        raise CheckpointError(
+            f"{entry.file.path}: expected one name for the table of decoder layer "
+            f"{table.layer_id}, found {show(table.prefix)} and {show(match['prefix'])}"
+        )
+    if key in group:
+        raise error(
+            f"expected one {show(entry.name)}, found {show(group[key].name)} in "
+            f"{group[key].file.path} and {show(entry.name)} in {entry.file.path}; remove one"
+        )
+    group[key] = entry
+
+
+def _place(
+    table: TableTensors, rest: str
+) -> tuple[dict[Any, TensorEntry], int | str, type[CheckpointError]] | None:
+    """Returns where a tensor goes, its key there, and the error of a second one."""
+    if shard := _SHARD.fullmatch(rest):
+        if shard["kind"] == "weight":
+            return table.shards, int(shard["number"]), ShardError
+        return table.block_scales, int(shard["number"]), ScaleError
+    if scale := _SCALE.fullmatch(rest):
+        return table.scales, scale["kind"], ScaleError
+    return (table.buffers, rest, CheckpointError) if rest in HASH_BUFFERS else None
