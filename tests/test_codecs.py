@@ -1,5 +1,6 @@
 """Encoding and decoding of rows, against torch's own casts and exact rationals."""
 
+import bisect
 from fractions import Fraction
 
 import pytest
@@ -145,10 +146,12 @@ def test_fp8_encoding_equals_torchs_cast_and_saturates():
 
 def nearest_even(value: float, grid: list[float]) -> float:
     """The nearest of `grid` to a non-negative value in exact arithmetic, ties to the even index."""
-    exact = Fraction(value)
-    distances = [abs(exact - Fraction(each)) for each in grid]
-    nearest = [i for i, d in enumerate(distances) if d == min(distances)]
-    return grid[next((i for i in nearest if i % 2 == 0), nearest[0])]
+    above = min(bisect.bisect_left(grid, value), len(grid) - 1)
+    below = max(above - 1, 0)
+    up, down = (abs(Fraction(value) - Fraction(grid[index])) for index in (above, below))
+    if up == down:
+        return grid[above if above % 2 == 0 else below]
+    return grid[above if up < down else below]
 
 
 @given(st.lists(st.floats(0, 460, width=32), min_size=16, max_size=16))
