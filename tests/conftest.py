@@ -48,7 +48,9 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
     def make(**options: Any) -> Path:
         # Imported where it is used: transformers takes seconds.
         from make_model import make_model
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()
         key = repr(sorted(options.items()))
         if key not in made:
             made[key] = make_model(tmp_path_factory.mktemp("model") / "model", **options)
