@@ -26,11 +26,6 @@ ThreadPool::ThreadPool(int num_threads) : owner_pid_(getpid()) {
 }
 
 ThreadPool::~ThreadPool() {
-    if (getpid() != owner_pid_) {
-        // A forked child has no workers to wait for.
-        for (auto& worker : workers_) worker.detach();
-        return;
-    }
     {
         std::lock_guard lock(mutex_);
         stopping_ = true;

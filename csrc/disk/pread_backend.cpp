@@ -1,5 +1,7 @@
 #include "disk/pread_backend.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <memory>
 
@@ -29,6 +31,14 @@ void read_range(ReadTask& task, std::int64_t begin, std::int64_t end) {
 }
 
 }  // namespace
+
+PreadBackend::PreadBackend(int num_threads) : num_threads_(num_threads), owner_pid_(getpid()) {}
+
+PreadBackend::~PreadBackend() {
+    // In a forked child the pool's threads are not there to be joined, nor its locks to be
+    // destroyed: they are the parent's, as they stood at the fork.
+    if (getpid() != owner_pid_) (void)pool_.release();
+}
 
 ThreadPool& PreadBackend::pool() {
     std::call_once(started_, [this] { pool_ = std::make_unique<ThreadPool>(num_threads_); });

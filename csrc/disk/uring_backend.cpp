@@ -48,6 +48,10 @@ void read_plainly(ReadTask& task) {
 UringBackend::UringBackend(const FileSet& files, DiskStats& stats)
     : files_(files), stats_(stats), owner_pid_(getpid()) {}
 
+UringBackend::~UringBackend() {
+    if (getpid() != owner_pid_) (void)lanes_.release();
+}
+
 std::unique_ptr<UringBackend> UringBackend::try_make(const FileSet& files, DiskStats& stats,
                                                      std::string& why) {
     std::unique_ptr<UringBackend> backend(new UringBackend(files, stats));

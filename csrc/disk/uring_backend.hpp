@@ -23,6 +23,7 @@ class UringBackend final : public ReadBackend {
     // nullptr when the kernel refuses io_uring; `why` then says so.
     static std::unique_ptr<UringBackend> try_make(const FileSet& files, DiskStats& stats,
                                                   std::string& why);
+    ~UringBackend() override;
     void run(ReadTask& task) override;
     const char* name() const noexcept override { return "io_uring"; }
     std::size_t whole_tasks_below() const noexcept override;

@@ -1,8 +1,6 @@
 #ifdef GRAMARY_HAVE_LIBURING
 #include "disk/uring_lane.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <memory>
@@ -50,8 +48,7 @@ class UringLanes::LaneSource final : public ReadSource {
     std::size_t end_ = 0;
 };
 
-UringLanes::UringLanes(const FileSet& files, DiskStats& stats)
-    : files_(files), stats_(stats), owner_pid_(getpid()) {
+UringLanes::UringLanes(const FileSet& files, DiskStats& stats) : files_(files), stats_(stats) {
     num_starting_ = choose_num_lanes();
     for (int i = num_starting_; i > 0; --i) threads_.emplace_back([this] { serve(); });
     std::unique_lock lock(mutex_);
@@ -59,10 +56,6 @@ UringLanes::UringLanes(const FileSet& files, DiskStats& stats)
 }
 
 UringLanes::~UringLanes() {
-    if (getpid() != owner_pid_) {
-        for (auto& thread : threads_) thread.detach();
-        return;
-    }
     {
         std::lock_guard lock(mutex_);
         is_stopping_ = true;

@@ -12,7 +12,7 @@ namespace gramary {
 
 // Threads that each own a ring and share the reads of large tasks, in slices, so that several
 // tasks advance side by side. `run` returns when all reads of its task are answered. The destructor
-// joins the threads (in a forked child, which has none, it lets go of them).
+// joins the threads; a forked child, which has none, must neither run nor destroy them.
 class UringLanes {
  public:
     UringLanes(const FileSet& files, DiskStats& stats);
@@ -36,7 +36,6 @@ class UringLanes {
 
     const FileSet& files_;
     DiskStats& stats_;
-    int owner_pid_;
     std::mutex mutex_;
     std::condition_variable wake_;
     std::condition_variable done_;

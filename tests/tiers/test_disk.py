@@ -1,7 +1,6 @@
 """The disk tier gives the rows that the files hold, however they lie in them."""
 
 import errno
-import itertools
 import os
 from pathlib import Path
 
@@ -9,53 +8,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiers.disk_stage import gather, make_rows, write_layout
 
 from gramary.errors import ArgumentError, ClosedError, RowIdError, RowReadError, UnsupportedError
-from gramary.row_layout import RowFile, RowLayout, RowPart, RowRun
+from gramary.row_layout import RowFile, RowLayout
 from gramary.settings import Settings
 from gramary.tiers.disk import DiskTier
 
 READERS = ("io_uring", "pread", "mmap")
-
-
-def write_layout(
-    folder: Path, rows: torch.Tensor, *, splits: list[int], columns: list[int], gap: int = 0
-) -> RowLayout:
-    """Writes rows uint8 [n, row_bytes] as one file for each run and describes them.
-
-    Args:
-        splits: first rows of the runs after the first.
-        columns: first bytes of the parts after the first.
-        gap: bytes before every part.
-    """
-    num_rows, row_bytes = rows.shape
-    bounds = [0, *splits, num_rows]
-    edges = [0, *columns, row_bytes]
-    files, runs = [], []
-    for i, (begin, end) in enumerate(itertools.pairwise(bounds)):
-        path = folder / f"run{i}.bin"
-        parts, data = [], b""
-        for left, right in itertools.pairwise(edges):
-            data += bytes(gap)
-            width = right - left
-            num = end - begin
-            parts.append(RowPart(i, len(data), width, left, num, width * num, width))
-            data += rows[begin:end, left:right].contiguous().numpy().tobytes()
-        path.write_bytes(data)
-        files.append(RowFile.from_path(path))
-        runs.append(RowRun(begin, end - begin, tuple(parts)))
-    return RowLayout(tuple(files), row_bytes, tuple(runs))
-
-
-def make_rows(num_rows: int, row_bytes: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(num_rows * 1000 + row_bytes)
-    return torch.randint(0, 256, (num_rows, row_bytes), dtype=torch.uint8, generator=generator)
-
-
-def gather(tier: DiskTier, row_ids: torch.Tensor) -> torch.Tensor:
-    out = torch.full((len(row_ids), tier.row_bytes), 0xA5, dtype=torch.uint8)
-    tier.gather(row_ids, out)
-    return out
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -72,7 +32,7 @@ def test_gather_equals_rows(tmp_path_factory, reader, data) -> None:
     gap = data.draw(st.sampled_from([0, 7, 4096]))
     rows = make_rows(num_rows, row_bytes)
     layout = write_layout(
-        tmp_path_factory.mktemp("rows"), rows, splits=splits, columns=columns, gap=gap
+        tmp_path_factory.mktemp("rows"), rows, splits=tuple(splits), columns=tuple(columns), gap=gap
     )
     ids = data.draw(st.lists(st.integers(0, num_rows - 1), max_size=200))
     row_ids = torch.tensor(ids, dtype=torch.int64)
@@ -86,7 +46,7 @@ def test_gather_equals_rows(tmp_path_factory, reader, data) -> None:
 @pytest.mark.behaviour(31)
 def test_neighbours_in_one_block_are_read_once(tmp_path) -> None:
     rows = make_rows(2000, 160)
-    tier = DiskTier(write_layout(tmp_path, rows, splits=[], columns=[]), 0, 2000)
+    tier = DiskTier(write_layout(tmp_path, rows), 0, 2000)
     row_ids = torch.arange(25).repeat(4)
     assert torch.equal(gather(tier, row_ids), rows[row_ids])
     stats = tier.stats()
@@ -100,7 +60,7 @@ def test_neighbours_in_one_block_are_read_once(tmp_path) -> None:
 @pytest.mark.behaviour(32)
 def test_shrunk_file_fails_that_request_alone(tmp_path) -> None:
     rows = make_rows(1000, 160)
-    layout = write_layout(tmp_path, rows, splits=[], columns=[])
+    layout = write_layout(tmp_path, rows)
     tier = DiskTier(layout, 0, 1000)
     whole = Path(layout.files[0].path).read_bytes()
     os.truncate(layout.files[0].path, 500 * 160 + 10)
@@ -123,7 +83,7 @@ def test_shrunk_file_fails_that_request_alone(tmp_path) -> None:
 
 def test_replaced_file_is_refused_at_open_and_harmless_after(tmp_path) -> None:
     rows = make_rows(100, 160)
-    layout = write_layout(tmp_path, rows, splits=[], columns=[])
+    layout = write_layout(tmp_path, rows)
     tier = DiskTier(layout, 0, 100)
     other = tmp_path / "other"
     other.write_bytes(bytes(100 * 160))
@@ -138,7 +98,7 @@ def test_replaced_file_is_refused_at_open_and_harmless_after(tmp_path) -> None:
 @pytest.mark.behaviour(8)
 def test_nothing_is_left_open(tmp_path) -> None:
     rows = make_rows(5000, 160)
-    layout = write_layout(tmp_path, rows, splits=[10, 20], columns=[])
+    layout = write_layout(tmp_path, rows, splits=(10, 20))
     missing = RowLayout(
         (*layout.files, RowFile(str(tmp_path / "no"), 1, (0, 0, 0))), 160, layout.runs
     )
@@ -162,7 +122,7 @@ def test_nothing_is_left_open(tmp_path) -> None:
 
 def test_closed_tier_and_wrong_arguments_are_refused(tmp_path) -> None:
     rows = make_rows(10, 16)
-    tier = DiskTier(write_layout(tmp_path, rows, splits=[], columns=[]), 0, 10)
+    tier = DiskTier(write_layout(tmp_path, rows), 0, 10)
     with pytest.raises(ArgumentError, match="row_ids"):
         tier.gather(torch.zeros(3, dtype=torch.int32), torch.zeros(3, 16, dtype=torch.uint8))
     with pytest.raises(ArgumentError, match="out"):

@@ -1,0 +1,150 @@
+"""What a machine may refuse: io_uring, O_DIRECT, locked memory; each in a child process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHILD = """
+import collections, errno, logging, os, resource, sys
+import torch
+from gramary.errors import UnsupportedError
+from gramary.native import _core
+from gramary.settings import Settings
+from gramary.tiers.disk import DiskTier
+from pathlib import Path
+import seccomp
+from tiers.disk_stage import gather, make_rows, write_layout
+
+messages = []
+handler = logging.Handler()
+handler.emit = lambda record: messages.append(record.getMessage())
+logging.getLogger("gramary").addHandler(handler)
+rows = make_rows(20000, 160)
+layout = write_layout(Path(sys.argv[1]), rows, splits=(9000,))
+
+def drop_cache():
+    for file in layout.files:
+        descriptor = os.open(file.path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+def read_and_count(**settings):
+    # Few and many rows, warm and cold: through every path of the reader.
+    tier = DiskTier(layout, 0, len(rows), Settings(**settings))
+    for num_rows in (1, 16, 3000, 15000):
+        for _ in range(2):
+            row_ids = torch.randperm(len(rows))[:num_rows]
+            assert torch.equal(gather(tier, row_ids), rows[row_ids])
+        drop_cache()
+        assert torch.equal(gather(tier, row_ids), rows[row_ids])
+    stats = tier.stats()
+    tier.close()
+    return stats
+"""
+
+
+def run_child(tmp_path: Path, script: str) -> None:
+    tests = Path(__file__).parent.parent
+    paths = [str(tests), *sys.path]
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(paths))
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD + script, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.behaviour(30)
+def test_forbidden_io_uring_falls_back_and_says_so_once(tmp_path: Path) -> None:
+    """Behaviour 30: the rows come by pread, and one message tells why."""
+    run_child(
+        tmp_path,
+        """
+seccomp.forbid_io_uring(errno.EPERM)
+for _ in range(3):
+    assert read_and_count()["reader"] == "pread"
+if _core.have_liburing:
+    assert messages == ["io_uring is not available, rows are read by pread: "
+                        + os.strerror(errno.EPERM)], messages
+assert read_and_count(disk_reader="pread")["reader"] == "pread"
+try:
+    DiskTier(layout, 0, len(rows), Settings(disk_reader="io_uring"))
+except UnsupportedError as error:
+    assert "io_uring is not available" in str(error)
+else:
+    raise AssertionError("an option that cannot be honoured must be an error")
+""",
+    )
+
+
+@pytest.mark.behaviour(30)
+def test_unsupported_direct_io_falls_back_and_says_so_once(tmp_path: Path) -> None:
+    """Behaviour 30: large batches go through the page cache, and one message tells why."""
+    run_child(
+        tmp_path,
+        """
+stats = read_and_count(direct_io=False)
+assert messages == []
+seccomp.forbid_direct_io(errno.EINVAL)
+for reader in ("auto", "auto", "pread"):
+    stats = read_and_count(disk_reader=reader)
+    assert stats["num_direct_reads"] == 0 and stats["direct_alignment"] == 0
+assert len(messages) == 1, messages
+assert messages[0].startswith("O_DIRECT is not available, large batches go through the page")
+assert "Invalid argument" in messages[0]
+""",
+    )
+
+
+@pytest.mark.behaviour(30)
+def test_without_lockable_memory_buffers_are_not_registered(tmp_path: Path) -> None:
+    """Behaviour 30: io_uring still reads; one message names the limit."""
+    run_child(
+        tmp_path,
+        """
+if os.geteuid() == 0:
+    os.chmod(sys.argv[1], 0o755)
+    parent = Path(sys.argv[1])
+    while parent != parent.parent:
+        os.chmod(parent, os.stat(parent).st_mode | 0o055)
+        parent = parent.parent if str(parent).startswith("/tmp/pytest") else Path("/")
+    os.setresuid(65534, 65534, 65534)
+resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
+stats = read_and_count()
+if stats["reader"] == "io_uring":
+    assert len(messages) == 1 and "RLIMIT_MEMLOCK" in messages[0], messages
+""",
+    )
+
+
+@pytest.mark.behaviour(8)
+def test_too_few_descriptors_leave_nothing_open(tmp_path: Path) -> None:
+    """Behaviour 8: however many descriptors are left when opening fails."""
+    run_child(
+        tmp_path,
+        """
+before = len(os.listdir("/proc/self/fd"))
+failures = 0
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+for limit in range(before - 1, before + 12):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        tier = DiskTier(layout, 0, len(rows), Settings())
+        assert torch.equal(gather(tier, torch.arange(5000)), rows[:5000])
+        tier.close()
+    except Exception as error:
+        assert getattr(error, "errno", 0) == errno.EMFILE, error
+        failures += 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(os.listdir("/proc/self/fd")) == before
+assert failures > 0
+""",
+    )
