@@ -8,12 +8,14 @@
 #include "base/bind.hpp"
 #include "disk/bind.hpp"
 #include "hash/bind.hpp"
+#include "memory/bind.hpp"
 #include "offload/bind.hpp"
 #include "rows/bind.hpp"
 
 NB_MODULE(_core, m) {
     gramary::bind_base(m);
     gramary::bind_hash(m);
+    gramary::bind_memory(m);
     gramary::bind_rows(m);
     gramary::bind_disk(m);
     gramary::bind_offload(m);

@@ -34,6 +34,7 @@ class Settings:
         disk_reader: how disk rows are read: "auto", "io_uring", "pread" or "mmap".
         direct_io: whether large cold batches may bypass the page cache.
         mmap_budget_mib: resident size that `disk_reader="mmap"` keeps its mappings under, in MiB.
+        huge_pages: take huge pages for host rows where they can be had.
         pin_host: register a host tier with CUDA so that the GPU can read it.
         force_doorbell: ring the worker even where the GPU could read the rows itself.
         poll: how a worker waits: "adaptive" (spin, then sleep in steps), "spin" or "sleep".
@@ -53,6 +54,7 @@ class Settings:
     disk_reader: str = "auto"
     direct_io: bool = True
     mmap_budget_mib: int = 256
+    huge_pages: bool = True
     pin_host: bool = True
     force_doorbell: bool = False
     poll: str = "adaptive"
@@ -166,6 +168,8 @@ ENVIRONMENT: tuple[Variable, ...] = (
     Variable("GRAMARY_MMAP_BUDGET_MIB", "mmap_budget_mib", "an integer from 1 to 1048576",
              "resident size that the mmap reader keeps its mappings under", int,
              _is_int_in(1, 1 << 20)),
+    Variable("GRAMARY_HUGE_PAGES", "huge_pages", _BOOL,
+             "take huge pages for host rows where they can be had", _parse_bool, _is_bool),
     Variable("GRAMARY_PIN_HOST", "pin_host", _BOOL,
              "register a host tier with CUDA so that the GPU can read it", _parse_bool, _is_bool),
     Variable("GRAMARY_FORCE_DOORBELL", "force_doorbell", _BOOL,

@@ -1,0 +1,173 @@
+"""The host tier: rows in memory of our own, readable by the GPU where it is registered."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+
+from gramary.errors import CapacityError
+from gramary.machine import HostRoom, HugePages, read_host_room, read_huge_pages
+from gramary.native.memory import HostMapping, Pages
+from gramary.settings import Settings
+from gramary.tiers.base import Tier
+from gramary.tiers.registration import HostRegistry, Registration
+
+
+@dataclasses.dataclass(frozen=True)
+class HostOptions:
+    """How a host tier takes its memory.
+
+    Attributes:
+        room: what the machine has free; None reads it.
+        huge_pages: what huge pages the machine has; None reads it.
+        numa_node: node to prefer, such as the GPU's own; None has no preference.
+        registry: CUDA calls to register the memory with; None leaves it plain memory.
+    """
+
+    room: HostRoom | None = None
+    huge_pages: HugePages | None = None
+    numa_node: int | None = None
+    registry: HostRegistry | None = None
+
+
+class HostTier(Tier):
+    """Rows in anonymous shared memory (memfd), so that a worker process can map the same pages.
+
+    The memory is the rows' bytes rounded up to one page. What is free is compared before anything
+    is taken. Huge pages come from the machine's reserved pool if it has enough, else by the
+    kernel putting them behind the mapping where it can.
+
+    Args:
+        first_row: the table's row number of the first row held.
+        num_rows: rows held.
+        row_bytes: bytes of an encoded row.
+        settings: `huge_pages`, `memory_limit_bytes` and `local_ranks` are used.
+        options: how to take the memory.
+
+    Attributes:
+        rows: uint8 [num_rows, row_bytes], zero where nothing was written; not to be used after
+            `close`.
+        descriptor: file descriptor of the memory, owned by the tier.
+
+    Raises:
+        CapacityError: less memory is free than the rows need, or the machine refuses it.
+        UnsupportedError: CUDA does not register the memory.
+    """
+
+    name = "host"
+
+    def __init__(
+        self,
+        first_row: int,
+        num_rows: int,
+        row_bytes: int,
+        settings: Settings | None = None,
+        options: HostOptions | None = None,
+    ) -> None:
+        super().__init__(first_row, num_rows, row_bytes)
+        settings, options = settings or Settings(), options or HostOptions()
+        is_locking = options.registry is not None
+        room = options.room or read_host_room(settings)
+        _require_room(self.nbytes, room, is_locking)
+        huge_pages = options.huge_pages or read_huge_pages()
+        wants_huge = settings.huge_pages and self.nbytes >= huge_pages.page_bytes > 0
+        self._mapping = _take_memory(self.nbytes, huge_pages if wants_huge else None, options)
+        self._registration: Registration | None = None
+        try:
+            if is_locking or wants_huge:
+                self._mapping.populate()
+            if options.registry is not None:
+                self._registration = Registration(
+                    self._mapping.address,
+                    self._mapping.mapped_bytes,
+                    row_bytes,
+                    self._mapping.page_bytes,
+                    options.registry,
+                )
+        except OSError as error:
+            self._mapping.close()
+            raise _refused(self.nbytes, error) from error
+        except BaseException:
+            self._mapping.close()
+            raise
+        self._numa_node = options.numa_node if self._mapping.on_numa_node else None
+        self.rows = self._mapping.tensor().view(num_rows, row_bytes)
+
+    @property
+    def descriptor(self) -> int:
+        """File descriptor of the memory, for a worker process to map."""
+        return self._mapping.descriptor
+
+    @property
+    def locked_bytes(self) -> int:
+        """Bytes registered with CUDA, 0 for plain memory."""
+        return self._mapping.mapped_bytes if self._registration else 0
+
+    @property
+    def device_address(self) -> int | None:
+        """Address of the first row as GPUs see it; None where the memory is not registered."""
+        return self._registration.device_address if self._registration else None
+
+    def write(self, first_row: int, rows: torch.Tensor) -> None:
+        """Copies rows first_row .. first_row + len(rows) - 1 in; `rows` may lie on any device."""
+        first = first_row - self.first_row
+        self.rows[first : first + rows.shape[0]].copy_(rows)
+
+    def gather(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:
+        """Fills `out` uint8 [n, row_bytes] with the rows of `row_ids` int64 [n], all held here."""
+        torch.index_select(self.rows, 0, row_ids - self.first_row, out=out)
+
+    def stats(self) -> Mapping[str, int | float | str]:
+        """Returns the memory taken, its pages, its NUMA node and how it was registered."""
+        return {
+            "mapped_bytes": self._mapping.mapped_bytes,
+            "huge_page_bytes": self._mapping.huge_bytes,
+            "locked_bytes": self.locked_bytes,
+            "numa_node": -1 if self._numa_node is None else self._numa_node,
+            "registration": self._registration.way if self._registration else "plain memory",
+        }
+
+    def close(self) -> None:
+        """Unregisters the memory and gives it back; a second call does nothing."""
+        if self._registration is not None:
+            self._registration.close()
+            self._registration = None
+        self.rows = torch.empty(0, self.row_bytes, dtype=torch.uint8)
+        self._mapping.close()
+
+
+def _require_room(num_bytes: int, room: HostRoom, is_locking: bool) -> None:
+    """Raises CapacityError where less is free than needed, before anything is taken."""
+    free = room.free_bytes(locking=is_locking)
+    if num_bytes > free:
+        raise CapacityError(
+            f"host rows need {num_bytes:,} bytes, but only {free:,} may be taken "
+            f"({room.describe(locking=is_locking)}); give the host fewer rows, or set "
+            "GRAMARY_MEMORY_LIMIT_BYTES where the machine says too little"
+        )
+
+
+def _take_memory(
+    num_bytes: int, huge_pages: HugePages | None, options: HostOptions
+) -> HostMapping:
+    """Returns a mapping, from the reserved huge pages if they suffice."""
+    if huge_pages is not None:
+        page_bytes = huge_pages.page_bytes
+        if huge_pages.free_bytes >= -(-num_bytes // page_bytes) * page_bytes:
+            try:
+                return HostMapping(num_bytes, Pages.RESERVED, page_bytes, options.numa_node)
+            except OSError:
+                # Somebody else took them meanwhile, or a cgroup forbids them.
+                pass
+    pages = Pages.BASE if huge_pages is None else Pages.TRANSPARENT
+    page_bytes = 0 if huge_pages is None else huge_pages.page_bytes
+    try:
+        return HostMapping(num_bytes, pages, page_bytes, options.numa_node)
+    except OSError as error:
+        raise _refused(num_bytes, error) from error
+
+
+def _refused(num_bytes: int, error: OSError) -> CapacityError:
+    return CapacityError(f"the machine refused {num_bytes:,} bytes of host memory: {error}")
