@@ -4,8 +4,21 @@ from gramary import errors, ple
 from gramary.batch import Batch
 from gramary.hashing import HashSpec
 from gramary.ops.hash import ngram_ids
+from gramary.placement import Placement, plan_placement
 from gramary.slots import SlotPool
+from gramary.table import Table
 
 __version__ = "0.1.0"
 
-__all__ = ["Batch", "HashSpec", "SlotPool", "__version__", "errors", "ngram_ids", "ple"]
+__all__ = [
+    "Batch",
+    "HashSpec",
+    "Placement",
+    "SlotPool",
+    "Table",
+    "__version__",
+    "errors",
+    "ngram_ids",
+    "plan_placement",
+    "ple",
+]

@@ -103,8 +103,8 @@ class Placement:
             CapacityError: with the numbers of every tier that falls short.
         """
         short = [
-            f"{extent.tier} needs {extent.nbytes:,} bytes for {extent.num_rows:,} rows and falls "
-            f"short of {extent.shortfall:,} ({extent.reason})"
+            f"{extent.tier} needs {extent.nbytes:,} bytes for {extent.num_rows:,} rows "
+            f"({extent.reason}) and has {extent.nbytes - extent.shortfall:,} free"
             for extent in self.extents
             if extent.shortfall
         ]

@@ -149,9 +149,7 @@ def _require_room(num_bytes: int, room: HostRoom, is_locking: bool) -> None:
         )
 
 
-def _take_memory(
-    num_bytes: int, huge_pages: HugePages | None, options: HostOptions
-) -> HostMapping:
+def _take_memory(num_bytes: int, huge_pages: HugePages | None, options: HostOptions) -> HostMapping:
     """Returns a mapping, from the reserved huge pages if they suffice."""
     if huge_pages is not None:
         page_bytes = huge_pages.page_bytes

@@ -152,16 +152,25 @@ class CudaHostRegistry:
         """Returns the GPUs' address of a registered host address."""
         return int(self._call(self._runtime.cudaHostGetDevicePointer, address, 0))
 
+    def pci_address(self) -> str:
+        """Returns the GPU's PCI address, such as "0000:1b:00.0"."""
+        error, address = self._runtime.cudaDeviceGetPCIBusId(32, self._device_index)
+        self._require_success("cudaDeviceGetPCIBusId", error)
+        return bytes(address).rstrip(b"\0").decode()
+
     def _call(self, function: Callable[..., tuple[object, ...]], *arguments: int) -> int:
         import torch
 
         with torch.cuda.device(self._device_index):
             error, *values = function(*arguments)
+        self._require_success(function.__name__, error)
+        return int(values[0]) if values else 0  # type: ignore[call-overload]
+
+    def _require_success(self, name: str, error: object) -> None:
         if error != self._runtime.cudaError_t.cudaSuccess:
             # The runtime keeps the error and would give it to whoever asks next.
             self._runtime.cudaGetLastError()
-            raise OSError(f"{function.__name__} gave {getattr(error, 'name', error)}")
-        return int(values[0]) if values else 0  # type: ignore[call-overload]
+            raise OSError(f"{name} gave {getattr(error, 'name', error)}")
 
 
 def _describe(pieces: list[Piece]) -> str:

@@ -1,0 +1,66 @@
+"""Checks of what a caller passes to a lookup, made once at the boundary."""
+
+from __future__ import annotations
+
+import torch
+
+from gramary.codecs import Codec, describe
+from gramary.errors import ArgumentError
+from gramary.ops.flat_batch import check_out
+
+_ID_DTYPES = (torch.int32, torch.int64)
+
+
+def flat_row_ids(row_ids: torch.Tensor) -> torch.Tensor:
+    """Returns row ids of any shape as int64 [n], contiguous.
+
+    Raises:
+        ArgumentError: `row_ids` is no tensor of int32 or int64.
+    """
+    if not isinstance(row_ids, torch.Tensor):
+        raise ArgumentError(f"row_ids: expected a tensor, got {type(row_ids).__name__}")
+    if row_ids.dtype not in _ID_DTYPES:
+        raise ArgumentError(f"row_ids: expected int32 or int64, got {describe(row_ids)}")
+    return row_ids.reshape(-1).to(torch.int64).contiguous()
+
+
+def require_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
+    """Raises ArgumentError where a table on `device` cannot take a tensor from where it lies."""
+    if tensor.device != device and tensor.device.type != "cpu":
+        raise ArgumentError(
+            f"{name}: expected a tensor on {device} (the table's device) or the CPU, got one on "
+            f"{tensor.device}"
+        )
+
+
+def result_buffer(
+    codec: Codec,
+    shape: tuple[int, ...],
+    rows_across: int,
+    device: torch.device,
+    out: torch.Tensor | None,
+    dtype: torch.dtype | None,
+) -> torch.Tensor:
+    """Returns the caller's result buffer, checked, or a new one.
+
+    Args:
+        codec: encoding of the rows.
+        shape: the result's shape but for its last dimension.
+        rows_across: rows that lie side by side in the last dimension.
+        device: where the result lies.
+        out: the caller's buffer, or None.
+        dtype: the result's dtype; None is `out`'s, or the codec's default.
+
+    Raises:
+        ArgumentError: the dtype is not supported, or `out` does not fit.
+    """
+    if dtype is None and isinstance(out, torch.Tensor):
+        dtype = out.dtype
+    dtype = codec.output_dtype(dtype)
+    shape = (*shape, rows_across * codec.output_width(dtype))
+    if out is None:
+        return torch.empty(shape, dtype=dtype, device=device)
+    check_out(out, shape, dtype, device)
+    if out.requires_grad:
+        raise ArgumentError("out: expected a tensor without gradient; rows carry none")
+    return out

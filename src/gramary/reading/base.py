@@ -1,0 +1,73 @@
+"""What a table needs to read rows: two calls on checked arguments."""
+
+from __future__ import annotations
+
+import abc
+
+import torch
+
+
+class TableReader(abc.ABC):
+    """Reads rows of one table into results on the table's device, from any number of threads.
+
+    Arguments are checked by the table: shapes, dtypes, devices and contiguity; the reader checks
+    numbers (row ids and tokens), as its device allows.
+    """
+
+    @abc.abstractmethod
+    def lookup(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:
+        """Writes the rows of `row_ids`.
+
+        Args:
+            row_ids: int64 [n], contiguous; -1 and rows of other shards give zero rows.
+            out: [n, width] in an output dtype, contiguous, on the table's device.
+
+        Raises:
+            RowIdError: on the CPU, an id lies outside the table.
+            RowReadError: rows on disk cannot be read.
+        """
+
+    @abc.abstractmethod
+    def embed(
+        self,
+        token_ids: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        history: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> None:
+        """Writes the rows of a flat batch.
+
+        Args:
+            token_ids: int32 or int64 [T].
+            query_start_loc: int32 [R+1].
+            history: int32 or int64 [R, ngram_size-1], or None.
+            out: [T, num_heads * width] in an output dtype, contiguous, on the table's device.
+
+        Raises:
+            TokenError: on the CPU, a token lies outside the vocabulary.
+            RowReadError: rows on disk cannot be read.
+        """
+
+    @abc.abstractmethod
+    def check(self) -> None:
+        """Raises the first error that an earlier call on a GPU left behind, once."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Gives back what the reader itself holds; the tiers are not its own."""
+
+
+def first_wrong_row_id(row_ids: torch.Tensor, num_rows: int) -> int | None:
+    """Returns the index of the first id that is neither -1 nor a row, None where all are right.
+
+    Args:
+        row_ids: int64 [n] on the CPU.
+        num_rows: rows of the whole table.
+    """
+    if row_ids.numel() == 0:
+        return None
+    low, high = torch.aminmax(row_ids)
+    if low >= -1 and high < num_rows:
+        return None
+    wrong = (row_ids < -1) | (row_ids >= num_rows)
+    return int(wrong.to(torch.uint8).argmax())

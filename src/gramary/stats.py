@@ -1,0 +1,64 @@
+"""Counters that many threads add to, and snapshots of them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Iterator, Mapping
+
+
+@dataclasses.dataclass(frozen=True)
+class TierStats:
+    """One tier of a table.
+
+    Attributes:
+        name: "device", "host" or "disk".
+        num_rows: rows it holds.
+        nbytes: bytes of these rows.
+        facts: the tier's own counters and facts, by name.
+    """
+
+    name: str
+    num_rows: int
+    nbytes: int
+    facts: Mapping[str, int | float | str]
+
+
+@dataclasses.dataclass(frozen=True)
+class TableStats:
+    """What a table did since it was opened.
+
+    Attributes:
+        num_calls: lookups and embeds.
+        num_rows_asked: rows asked for, -1 and padding included.
+        seconds: time the callers' threads spent in these calls (on CUDA: queueing them).
+        tiers: the tiers that hold rows, in order.
+    """
+
+    num_calls: int
+    num_rows_asked: int
+    seconds: float
+    tiers: tuple[TierStats, ...]
+
+
+class CallCounter:
+    """Counts calls, the rows they asked for and the time they took, on any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.num_calls = 0
+        self.num_rows = 0
+        self.seconds = 0.0
+
+    @contextlib.contextmanager
+    def count(self, num_rows: int) -> Iterator[None]:
+        """Counts the block as one call for `num_rows` rows, unless it raises."""
+        started = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - started
+        with self._lock:
+            self.num_calls += 1
+            self.num_rows += num_rows
+            self.seconds += seconds

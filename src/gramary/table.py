@@ -1,0 +1,361 @@
+"""The table: rows wherever they were placed, read by row ids or by tokens."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from types import TracebackType
+
+import torch
+
+from gramary.codecs import Codec
+from gramary.errors import ArgumentError, LoadError, UnsupportedError
+from gramary.hashing import HashSpec
+from gramary.lifetime import Lifetime
+from gramary.ops.flat_batch import check_flat_batch
+from gramary.placement import Placement
+from gramary.reading.arguments import flat_row_ids, require_device, result_buffer
+from gramary.reading.base import TableReader
+from gramary.reading.cpu import CpuReader
+from gramary.row_store import Progress, RowStore
+from gramary.settings import Settings
+from gramary.source import open_source
+from gramary.stats import CallCounter, TableStats, TierStats
+from gramary.storage import StorageRequest, plan_storage, resolve_device
+
+logger = logging.getLogger("gramary")
+
+
+class Table:
+    """A hashed n-gram embedding table (or one rank's shard of it), open for reading.
+
+    Made by `Table.open` from files, or by `Table.empty` and loaded shard by shard. Lookups may
+    run on any number of threads; `close` waits for them. Rows carry no gradient.
+
+    Attributes:
+        spec: geometry and hash constants.
+        codec: encoding of the rows.
+        device: where results lie.
+    """
+
+    def __init__(self, store: RowStore) -> None:
+        self.spec: HashSpec = store.request.spec
+        self.codec: Codec = store.request.codec
+        self.device: torch.device = store.request.device
+        self._store = store
+        self._life = Lifetime("table")
+        self._calls = CallCounter()
+        self._making_reader = threading.Lock()
+        self._reader: TableReader | None = None
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        placement: str = "host",
+        device: str | torch.device | None = None,
+        layer: int | None = None,
+        kv_bytes: int = 0,
+        shard: tuple[int, int] = (0, 1),
+        shard_by: str = "rows",
+        share: str | None = None,
+        settings: Settings | None = None,
+        progress: Progress | None = None,
+    ) -> Table:
+        """Returns a table of a model's folder or a pack, loaded and ready.
+
+        Everything about the files is checked before a row is read. Rows for device and host are
+        streamed; rows on disk stay where they are.
+
+        Args:
+            path: a model's folder, or a pack file.
+            placement: where rows go, in the grammar of `plan_placement`; sizes are per rank.
+            device: where results lie; None is the CPU, or the current CUDA device if a tier is
+                `device`.
+            layer: dense index among the PLE layers; needed where there are several.
+            kv_bytes: device bytes that `device=auto` leaves free for caches.
+            shard: (rank, number of ranks): the part of the table to hold.
+            shard_by: "rows" or "heads", see `plan_placement`.
+            share: name under which the host rows are shared by processes; not yet supported.
+            settings: None takes them from the environment.
+            progress: called with (bytes done, bytes in all) while rows are read.
+
+        Raises:
+            CheckpointError, PackError: the files are wrong.
+            PlacementError: the placement does not parse, cannot be honoured, or does not fit.
+            RowReadError: a file cannot be read.
+            ArgumentError: an argument is out of its range.
+        """
+        if share is not None:
+            raise UnsupportedError("share: sharing host rows by name is not supported yet")
+        source = open_source(path, layer)
+        request = StorageRequest(
+            spec=source.spec,
+            codec=source.codec,
+            placement=placement,
+            device=resolve_device(device, placement),
+            kv_bytes=kv_bytes,
+            shard=shard,
+            shard_by=shard_by,
+            settings=settings or Settings.from_env(),
+            layout=source.layout,
+        )
+        table = cls(RowStore(request))
+        try:
+            table._store.load_files(progress)
+        except BaseException:
+            table.close()
+            raise
+        logger.info("see this again: gramary plan %s --placement %s", path, placement)
+        return table
+
+    @classmethod
+    def empty(
+        cls,
+        spec: HashSpec,
+        codec: Codec,
+        *,
+        placement: str = "host",
+        device: str | torch.device | None = None,
+        kv_bytes: int = 0,
+        shard: tuple[int, int] = (0, 1),
+        shard_by: str = "rows",
+        num_shards: int | None = None,
+        settings: Settings | None = None,
+    ) -> Table:
+        """Returns a table that owns no storage yet; `load_shard` fills it.
+
+        The placement is planned, by what is free then, when the first shard arrives.
+
+        Args:
+            spec: geometry of the table.
+            codec: encoding of its rows.
+            placement: as for `open`; it must leave no row on disk.
+            device: as for `open`.
+            kv_bytes: as for `open`.
+            shard: as for `open`.
+            shard_by: as for `open`.
+            num_shards: shards that the checkpoint has; None derives it from the first shard that
+                arrives, where that leaves no doubt.
+            settings: None takes them from the environment.
+
+        Raises:
+            PlacementError: the placement does not parse or cannot be honoured.
+            ArgumentError: an argument is out of its range, or the codec does not fit the spec.
+        """
+        if codec.row_dim != spec.row_dim:
+            raise ArgumentError(
+                f"codec: expected rows of {spec.row_dim} values like the spec, got {codec.row_dim}"
+            )
+        request = StorageRequest(
+            spec=spec,
+            codec=codec,
+            placement=placement,
+            device=resolve_device(device, placement),
+            kv_bytes=kv_bytes,
+            shard=shard,
+            shard_by=shard_by,
+            settings=settings or Settings.from_env(),
+        )
+        if not request.depends_on_free_memory:
+            plan_storage(request)
+        return cls(RowStore(request, num_shards))
+
+    def load_shard(
+        self, index: int, rows: torch.Tensor, scales: torch.Tensor | None = None
+    ) -> None:
+        """Stores one shard of a checkpoint; the first one plans and allocates.
+
+        Each row goes to the tier that owns it; rows of other ranks are dropped.
+
+        Args:
+            index: the shard's number, from 0; shards may come in any order.
+            rows: the checkpoint's tensor [n, columns] in its own dtype, or encoded rows uint8
+                [n, row_bytes]; on any device.
+            scales: for nvfp4 only, the block scales [n, row_dim/16].
+
+        Raises:
+            ShardError: the shard has no place in the table, or its dtype or shape is wrong.
+            ScaleError: nvfp4 rows come without block scales.
+            LoadError: one of its rows was loaded before, or loading is over.
+            PlacementError: as `open`.
+        """
+        with self._life.using():
+            self._store.load_shard(index, rows, scales)
+
+    def materialize(self) -> None:
+        """Plans and allocates now, every row zero; the table can be read at once (dummy weights).
+
+        Raises:
+            LoadError: the table has its storage already.
+            PlacementError: as `open`.
+        """
+        with self._life.using():
+            self._store.materialize()
+
+    def finish_loading(self) -> None:
+        """Ends loading: every row of this rank must have been stored exactly once.
+
+        A table that was only materialized, with no shard loaded, keeps its zero rows.
+
+        Raises:
+            LoadError: rows are missing (the message names the first), or nothing was loaded.
+        """
+        with self._life.using():
+            self._store.finish_loading()
+
+    def lookup(
+        self,
+        row_ids: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """Returns rows by their ids.
+
+        Args:
+            row_ids: int32 or int64, any shape; -1, and rows of other ranks' shards, give zero
+                rows and read nothing.
+            out: result buffer of the result's shape and dtype on `device`, contiguous.
+            dtype: bfloat16, float16, float32, or uint8 for encoded rows; None is `out`'s, or
+                bfloat16 for bf16, fp8 and nvfp4 tables and the table's own for the others.
+
+        Returns:
+            [*row_ids.shape, row_dim] (uint8: [*row_ids.shape, row_bytes]) on `device`; `out` if
+            given. On CUDA it is valid in the order of the current stream.
+
+        Raises:
+            RowIdError: on the CPU, an id lies outside the table; the message names the first.
+            ArgumentError: a shape, dtype or device is wrong.
+            RowReadError: rows on disk cannot be read.
+            LoadError, ClosedError: the table is not loaded, or closed.
+        """
+        with self._life.using():
+            reader = self._require_reader()
+            flat_ids = flat_row_ids(row_ids)
+            require_device("row_ids", row_ids, self.device)
+            result = result_buffer(self.codec, row_ids.shape, 1, self.device, out, dtype)
+            if flat_ids.numel():
+                with self._calls.count(flat_ids.numel()):
+                    reader.lookup(flat_ids, result.view(flat_ids.numel(), -1))
+            return result
+
+    def embed(
+        self,
+        token_ids: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        history: torch.Tensor | None = None,
+        *,
+        out: torch.Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """Returns the concatenated rows of every token of a flat batch.
+
+        Args:
+            token_ids: int32 or int64 [T], the requests' tokens back to back; tokens at or beyond
+                query_start_loc[-1] are padding and give zero rows.
+            query_start_loc: int32 [R+1] on the same device, from 0, never falling.
+            history: int32 or int64 [R, ngram_size-1] on the same device, oldest first, missing
+                tokens EOS; None is all missing.
+            out: result buffer as for `lookup`.
+            dtype: as for `lookup`.
+
+        Returns:
+            [T, num_heads * row_dim] (uint8: [T, num_heads * row_bytes]) on `device`; `out` if
+            given. On CUDA it is valid in the order of the current stream.
+
+        Raises:
+            TokenError: on the CPU, a token lies outside the vocabulary; the message names it.
+            ArgumentError, RowReadError, LoadError, ClosedError: as `lookup`.
+        """
+        with self._life.using():
+            reader = self._require_reader()
+            check_flat_batch(self.spec, token_ids, query_start_loc, history)
+            require_device("token_ids", token_ids, self.device)
+            shape, num_heads = token_ids.shape, self.spec.num_heads
+            result = result_buffer(self.codec, shape, num_heads, self.device, out, dtype)
+            if token_ids.numel():
+                with self._calls.count(token_ids.numel() * num_heads):
+                    reader.embed(token_ids, query_start_loc, history, result)
+            return result
+
+    @property
+    def placement(self) -> Placement:
+        """Where the rows are.
+
+        Raises:
+            LoadError: nothing is planned before the first shard arrives.
+        """
+        if self._store.placement is None:
+            raise LoadError("placement: planned when the first shard arrives, and none has")
+        return self._store.placement
+
+    def stats(self) -> TableStats:
+        """Returns a snapshot of counters; on CUDA it first raises what `check` would."""
+        with self._life.using():
+            self._check_reader()
+            tiers = tuple(
+                TierStats(tier.name, tier.num_rows, tier.nbytes, tier.stats())
+                for tier in self._store.tiers
+            )
+            calls = self._calls
+            return TableStats(calls.num_calls, calls.num_rows, calls.seconds, tiers)
+
+    def check(self) -> None:
+        """Raises the first wrong id or token that a GPU met since the last check.
+
+        Raises:
+            RowIdError, TokenError: a CUDA call met one; its rows were NaN.
+        """
+        with self._life.using():
+            self._check_reader()
+
+    def check_integrity(self) -> None:
+        """Compares what the tiers hold with the files they came from, in samples.
+
+        Raises:
+            GramaryError: a file was changed since it was opened, or rows differ from it.
+        """
+        with self._life.using():
+            self._store.check_integrity()
+
+    def close(self) -> None:
+        """Waits for running lookups and gives everything back; a second call does nothing.
+
+        Raises:
+            RowIdError, TokenError: as `check`, once everything was given back.
+        """
+        if not self._life.close():
+            return
+        try:
+            self._check_reader()
+        finally:
+            if self._reader is not None:
+                self._reader.close()
+            self._store.close()
+
+    def __enter__(self) -> Table:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _require_reader(self) -> TableReader:
+        """Returns the reader, made at the first lookup."""
+        if not self._store.is_readable:
+            raise LoadError("the table is not loaded: load every shard, then finish_loading()")
+        with self._making_reader:
+            if self._reader is None:
+                self._reader = CpuReader(self.spec, self.codec, self._store.tiers)
+            return self._reader
+
+    def _check_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.check()
