@@ -227,7 +227,8 @@ class Table:
             given. On CUDA it is valid in the order of the current stream.
 
         Raises:
-            RowIdError: on the CPU, an id lies outside the table; the message names the first.
+            RowIdError: on the CPU, an id lies outside the table; the message names the first. What
+                `out` holds is then undefined.
             ArgumentError: a shape, dtype or device is wrong.
             RowReadError: rows on disk cannot be read.
             LoadError, ClosedError: the table is not loaded, or closed.
@@ -267,7 +268,8 @@ class Table:
             given. On CUDA it is valid in the order of the current stream.
 
         Raises:
-            TokenError: on the CPU, a token lies outside the vocabulary; the message names it.
+            TokenError: on the CPU, a token lies outside the vocabulary; the message names the
+                first. What `out` holds is then undefined.
             ArgumentError, RowReadError, LoadError, ClosedError: as `lookup`.
         """
         with self._life.using():

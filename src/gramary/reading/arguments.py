@@ -12,7 +12,7 @@ _ID_DTYPES = (torch.int32, torch.int64)
 
 
 def flat_row_ids(row_ids: torch.Tensor) -> torch.Tensor:
-    """Returns row ids of any shape as int64 [n], contiguous.
+    """Returns row ids of any shape as [n], contiguous.
 
     Raises:
         ArgumentError: `row_ids` is no tensor of int32 or int64.
@@ -21,7 +21,7 @@ def flat_row_ids(row_ids: torch.Tensor) -> torch.Tensor:
         raise ArgumentError(f"row_ids: expected a tensor, got {type(row_ids).__name__}")
     if row_ids.dtype not in _ID_DTYPES:
         raise ArgumentError(f"row_ids: expected int32 or int64, got {describe(row_ids)}")
-    return row_ids.reshape(-1).to(torch.int64).contiguous()
+    return row_ids.reshape(-1).contiguous()
 
 
 def require_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:

@@ -19,7 +19,7 @@ class TableReader(abc.ABC):
         """Writes the rows of `row_ids`.
 
         Args:
-            row_ids: int64 [n], contiguous; -1 and rows of other shards give zero rows.
+            row_ids: int32 or int64 [n], contiguous; -1 and rows of other shards give zero rows.
             out: [n, width] in an output dtype, contiguous, on the table's device.
 
         Raises:
@@ -55,19 +55,3 @@ class TableReader(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Gives back what the reader itself holds; the tiers are not its own."""
-
-
-def first_wrong_row_id(row_ids: torch.Tensor, num_rows: int) -> int | None:
-    """Returns the index of the first id that is neither -1 nor a row, None where all are right.
-
-    Args:
-        row_ids: int64 [n] on the CPU.
-        num_rows: rows of the whole table.
-    """
-    if row_ids.numel() == 0:
-        return None
-    low, high = torch.aminmax(row_ids)
-    if low >= -1 and high < num_rows:
-        return None
-    wrong = (row_ids < -1) | (row_ids >= num_rows)
-    return int(wrong.to(torch.uint8).argmax())

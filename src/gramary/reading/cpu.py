@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
-from gramary.codecs import Codec, decode_rows_ref
-from gramary.errors import RowIdError
+from gramary.codecs import Codec
 from gramary.hashing import HashSpec
+from gramary.native.rows import NO_ROWS, RowExtent
+from gramary.ops._cpu import embed as cpu_backend
 from gramary.ops.hash import ngram_ids
-from gramary.reading.base import TableReader, first_wrong_row_id
+from gramary.reading.base import TableReader
 from gramary.tiers.base import Tier
+from gramary.tiers.host import HostTier
 
 
 class CpuReader(TableReader):
@@ -20,23 +22,20 @@ class CpuReader(TableReader):
     Args:
         spec: geometry of the table.
         codec: encoding of its rows.
-        tiers: the tiers that hold this rank's rows.
+        tiers: the tiers that hold this rank's rows; they must outlive the reader.
     """
 
     def __init__(self, spec: HashSpec, codec: Codec, tiers: Sequence[Tier]) -> None:
         self._spec = spec
         self._codec = codec
-        self._tiers = tuple(tiers)
+        self._extent = host_extent(tiers)
+        self._others = tuple(tier for tier in tiers if not isinstance(tier, HostTier))
 
     def lookup(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:
         """Writes the rows of `row_ids` [n] to `out` [n, width]; see `TableReader`."""
-        wrong = first_wrong_row_id(row_ids, self._spec.num_rows)
-        if wrong is not None:
-            raise RowIdError(
-                f"row_ids[{wrong}]: expected -1 (no row) or a row from 0 to "
-                f"{self._spec.num_rows - 1}, got {int(row_ids[wrong])}"
-            )
-        self._read(row_ids, out)
+        row_ids = row_ids.to(torch.int64)
+        cpu_backend.lookup(self._codec, row_ids, self._extent, self._spec.num_rows, out)
+        self._lay_over(row_ids, out)
 
     def embed(
         self,
@@ -46,8 +45,12 @@ class CpuReader(TableReader):
         out: torch.Tensor,
     ) -> None:
         """Writes the rows of a flat batch to `out` [T, num_heads * width]; see `TableReader`."""
-        row_ids = ngram_ids(self._spec, token_ids, query_start_loc, history)
-        self._read(row_ids.view(-1), out.view(row_ids.numel(), -1))
+        batch = (token_ids, query_start_loc, history)
+        if not self._others:
+            cpu_backend.embed(self._spec, self._codec, *batch, self._extent, out)
+            return
+        row_ids = ngram_ids(self._spec, *batch)
+        self.lookup(row_ids.view(-1), out.view(row_ids.numel(), -1))
 
     def check(self) -> None:
         """Does nothing: on the CPU every call raises its own errors."""
@@ -55,12 +58,24 @@ class CpuReader(TableReader):
     def close(self) -> None:
         """Does nothing: the reader holds nothing of its own."""
 
-    def _read(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:
-        encoded = torch.zeros(row_ids.numel(), self._codec.row_bytes, dtype=torch.uint8)
-        for tier in self._tiers:
-            places = ((row_ids >= tier.first_row) & (row_ids < tier.end_row)).nonzero().view(-1)
+    def _lay_over(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:
+        """Writes the rows that are not in memory over the zero rows that stand for them."""
+        for tier in self._others:
+            places = places_in(tier, row_ids)
             if places.numel():
-                rows = torch.empty(places.numel(), tier.row_bytes, dtype=torch.uint8)
-                tier.gather(row_ids[places], rows)
-                encoded[places] = rows
-        out.copy_(decode_rows_ref(self._codec, encoded, out.dtype))
+                encoded = torch.empty(places.numel(), tier.row_bytes, dtype=torch.uint8)
+                tier.gather(row_ids[places], encoded)
+                cpu_backend.decode(self._codec, encoded, out, places)
+
+
+def host_extent(tiers: Sequence[Tier]) -> RowExtent:
+    """Returns the rows that lie in host memory, as the native core takes them."""
+    for tier in tiers:
+        if isinstance(tier, HostTier):
+            return RowExtent(tier.rows.data_ptr(), tier.first_row, tier.num_rows)
+    return NO_ROWS
+
+
+def places_in(tier: Tier, row_ids: torch.Tensor) -> torch.Tensor:
+    """Returns the places int64 [k] of the ids int64 [n] whose rows a tier holds, in order."""
+    return ((row_ids >= tier.first_row) & (row_ids < tier.end_row)).nonzero().view(-1)
