@@ -19,6 +19,7 @@ BAD_VALUES = {
     "GRAMARY_DISK_READER": ["aio"],
     "GRAMARY_DIRECT_IO": ["on"],
     "GRAMARY_MMAP_BUDGET_MIB": ["0", "lots"],
+    "GRAMARY_HUGE_PAGES": ["always"],
     "GRAMARY_PIN_HOST": ["perhaps"],
     "GRAMARY_FORCE_DOORBELL": ["-1"],
     "GRAMARY_POLL": ["busy"],
