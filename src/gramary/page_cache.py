@@ -6,6 +6,7 @@ process owns or may write; for others every page counts as there, and none is le
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -20,6 +21,8 @@ import numpy.typing as npt
 PAGE_BYTES = mmap.PAGESIZE
 # The kernel caches up to so many pages as one unit, which goes only if all of it is let go of.
 _MAX_FOLIO_PAGES = 1024
+_LIBC = ctypes.CDLL(None)
+_BYTES = ctypes.POINTER(ctypes.c_ubyte)
 
 
 class Span(NamedTuple):
@@ -53,16 +56,14 @@ class PageCacheGuest:
         for span in spans:
             if span.descriptor not in self._last_run:
                 # Only what is announced is to be read ahead; the kernel would read further.
-                os.posix_fadvise(span.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+                _advise(Span(span.descriptor, 0, 0), os.POSIX_FADV_RANDOM)
                 self._last_run[span.descriptor] = (0, 0)
             is_ours = ~resident_pages(span)
             first_page = span.begin // PAGE_BYTES
             for index in {0, is_ours.size - 1} if is_ours.size else ():
                 key = (span.descriptor, first_page + index)
                 is_ours[index] = self._shared.setdefault(key, bool(is_ours[index]))
-            os.posix_fadvise(
-                span.descriptor, span.begin, span.end - span.begin, os.POSIX_FADV_WILLNEED
-            )
+            _advise(span, os.POSIX_FADV_WILLNEED)
             group.append((span, is_ours))
         self._announced.append(group)
 
@@ -81,7 +82,7 @@ class PageCacheGuest:
             self.let_go()
         for (descriptor, page), is_ours in self._shared.items():
             if is_ours:
-                _advise_dontneed(descriptor, page, page + 1)
+                _drop_pages(descriptor, page, page + 1)
         self._shared.clear()
 
     def _drop(self, descriptor: int, begin: int, end: int) -> None:
@@ -90,7 +91,7 @@ class PageCacheGuest:
         if last_end == begin:
             # A unit of the cache that lies across the seam goes only with both its sides.
             begin = max(last_begin, begin - _MAX_FOLIO_PAGES)
-        _advise_dontneed(descriptor, begin, end)
+        _drop_pages(descriptor, begin, end)
         self._last_run[descriptor] = (begin, end)
 
     def __enter__(self) -> PageCacheGuest:
@@ -114,7 +115,6 @@ def resident_pages(span: Span) -> npt.NDArray[np.bool_]:
     num_pages = -(-span.end // PAGE_BYTES) - first_page
     if num_pages <= 0:
         return np.zeros(0, np.bool_)
-    # Mappings start on a multiple of the allocation granularity, which is the page on Linux.
     answer = np.ones(num_pages, np.uint8)
     length = span.end - first_page * PAGE_BYTES
     try:
@@ -125,15 +125,12 @@ def resident_pages(span: Span) -> npt.NDArray[np.bool_]:
         return answer.astype(np.bool_)
     # Nothing is read through the mapping: a file that shrinks meanwhile does no harm.
     view = np.frombuffer(mapping, np.uint8)
-    failed = ctypes.CDLL(None).mincore(
+    failed = _LIBC.mincore(
         ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(length), answer.ctypes.data_as(_BYTES)
     )
     del view
     mapping.close()
     return (answer & 1).astype(np.bool_) if not failed else np.ones(num_pages, np.bool_)
-
-
-_BYTES = ctypes.POINTER(ctypes.c_ubyte)
 
 
 def _runs_of_true(flags: npt.NDArray[np.bool_]) -> Iterable[tuple[int, int]]:
@@ -142,6 +139,11 @@ def _runs_of_true(flags: npt.NDArray[np.bool_]) -> Iterable[tuple[int, int]]:
     return zip(edges[::2], edges[1::2], strict=True)
 
 
-def _advise_dontneed(descriptor: int, begin_page: int, end_page: int) -> None:
-    num_bytes = (end_page - begin_page) * PAGE_BYTES
-    os.posix_fadvise(descriptor, begin_page * PAGE_BYTES, num_bytes, os.POSIX_FADV_DONTNEED)
+def _drop_pages(descriptor: int, begin: int, end: int) -> None:
+    _advise(Span(descriptor, begin * PAGE_BYTES, end * PAGE_BYTES), os.POSIX_FADV_DONTNEED)
+
+
+def _advise(span: Span, advice: int) -> None:
+    # Advice that a file system does not take changes no result.
+    with contextlib.suppress(OSError):
+        os.posix_fadvise(span.descriptor, span.begin, span.end - span.begin, advice)

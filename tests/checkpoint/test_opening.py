@@ -223,6 +223,8 @@ def test_other_tensors_are_left_alone(make_checkpoint, change_tensors):
             f"{TABLE}token_lookup.weight",
             f"{EMBEDDING}token_lookup",
             f"{TABLE}something_new",
+            "model.language_model.layers.1.ple.ple_embedding.something_new",
+            "model.layers.5.ple.ple_embedding.something_new",
             "mtp.layers.1.ple.ple_embedding.ngram_embedding.shard_0.weight",
             "model.visual.layers.1.ple.ple_embedding.ngram_embedding.shard_0.weight",
             "x.model.layers.1.ple.ple_embedding.ngram_embedding.shard_0.weight",

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from gramary import row_stream
 from gramary.checkpoint import find_checkpoints, open_checkpoint
+from gramary.checkpoint.safetensors_header import TensorEntry
 from gramary.errors import (
     ArgumentError,
     CheckpointError,
@@ -466,7 +467,7 @@ def change_index(copy_checkpoint):
         "/x.safetensors",
         "x.bin",
         "",
-        "a\0.safetensors",
+        "a\0.safetensors.bin",
         3,
         None,
         ["x.safetensors"],
@@ -558,6 +559,27 @@ def test_strange_shard_numbers(change_tensors, number):
     folder = change_tensors(put(shard(number), rows))
     error = ShardError if number == "9" * 9 else CheckpointError
     refused(folder, error, "ngram_embedding.shard_")
+
+
+@pytest.mark.parametrize("name", ["a\x1b[31m.safetensors", "a\n.safetensors", "\udcff.safetensors"])
+def test_file_names_that_would_take_over_a_terminal(change_index, name):
+    folder = change_index(lambda index: index["weight_map"].update(anything=name))
+    refused(folder, CheckpointError, INDEX, "printable file names")
+    (folder / INDEX).unlink()
+    (folder / name).touch()
+    refused(folder, CheckpointError, "printable file names")
+
+
+def test_a_file_exchanged_while_it_is_read(copy_checkpoint, monkeypatch):
+    folder = copy_checkpoint()
+    read = TensorEntry.read
+
+    def exchange(entry):
+        os.utime(entry.file.path, ns=(1, 1))
+        return read(entry)
+
+    monkeypatch.setattr(TensorEntry, "read", exchange)
+    refused(folder, CheckpointError, "model.safetensors: changed while it was read; try again")
 
 
 @pytest.mark.behaviour(36)

@@ -67,6 +67,8 @@ def find_model_files(folder: Path) -> ModelFiles:
             f"{folder}: expected {SINGLE_FILE}, {INDEX_FILE} or other *.safetensors files, "
             f"found {kind}"
         )
+    for name in found:
+        _require_printable(name, folder)
     return ModelFiles(folder, found, {})
 
 
@@ -88,11 +90,18 @@ def _read_index(path: Path) -> dict[str, str]:
             raise CheckpointError(
                 f"{path}: expected *.safetensors files inside the folder, got {show(name)}"
             )
+        _require_printable(name, path)
     return placed
 
 
 def _is_inside(name: Any) -> bool:
-    if not isinstance(name, str) or "\0" in name or not name.endswith(".safetensors"):
+    if not isinstance(name, str) or not name.endswith(".safetensors"):
         return False
     path = PurePosixPath(name)
     return not path.is_absolute() and ".." not in path.parts
+
+
+def _require_printable(name: str, where: Path) -> None:
+    """Refuses names that could not be shown, or would take over the terminal that shows them."""
+    if not name.isprintable():
+        raise CheckpointError(f"{where}: expected printable file names, got {show(name)}")

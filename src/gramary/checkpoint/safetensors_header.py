@@ -74,10 +74,13 @@ class TensorEntry:
         """
         try:
             with open(self.file.path, "rb") as opened:
+                found = RowFile.from_stat(self.file.path, os.fstat(opened.fileno()))
                 opened.seek(self.offset)
                 data = opened.read(self.nbytes)
         except OSError as error:
             raise CheckpointError(f"{self.file.path}: cannot be read: {error.strerror}") from error
+        if found != self.file:
+            raise CheckpointError(f"{self.file.path}: changed while it was read; try again")
         if len(data) != self.nbytes:
             raise CheckpointError(
                 f"{self.file.path}: expected {self.nbytes} bytes of {show(self.name)} at byte "

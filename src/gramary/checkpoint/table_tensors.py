@@ -83,9 +83,7 @@ def collect_tables(files: ModelFiles) -> dict[int, TableTensors]:
             match = _match(entry.name)
             if match is not None:
                 found.setdefault(entry.name, set()).add(name)
-                layer_id = int(match["layer"]) + 1
-                table = tables.setdefault(layer_id, TableTensors(layer_id, match["prefix"]))
-                _add(table, entry, match)
+                _add(tables, entry, match)
     for tensor, name in files.placed.items():
         if _match(tensor) is not None and name not in found.get(tensor, ()):
             problem = "does not hold it" if os.path.exists(files.folder / name) else "is missing"
@@ -102,8 +100,10 @@ def _match(name: str) -> re.Match[str] | None:
     return match if match and not _IGNORED.fullmatch(match["rest"]) else None
 
 
-def _add(table: TableTensors, entry: TensorEntry, match: re.Match[str]) -> None:
-    """Puts a tensor into its place in the table; leaves alone what is no part of it."""
+def _add(tables: dict[int, TableTensors], entry: TensorEntry, match: re.Match[str]) -> None:
+    """Puts a tensor into its place in its table; leaves alone what is part of none."""
+    layer_id = int(match["layer"]) + 1
+    table = tables.get(layer_id) or TableTensors(layer_id, match["prefix"])
     place = _place(table, match["rest"])
     if place is None:
         if match["rest"].startswith("ngram_embedding."):
@@ -115,8 +115,8 @@ def _add(table: TableTensors, entry: TensorEntry, match: re.Match[str]) -> None:
     group, key, error = place
     if match["prefix"] != table.prefix:
         raise CheckpointError(
-            f"{entry.file.path}: expected one name for the table of decoder layer "
-            f"{table.layer_id}, found {show(table.prefix)} and {show(match['prefix'])}"
+            f"{entry.file.path}: expected one name for the table of decoder layer {layer_id}, "
+            f"found {show(table.prefix)} and {show(match['prefix'])}; remove one"
         )
     if key in group:
         raise error(
@@ -124,6 +124,7 @@ def _add(table: TableTensors, entry: TensorEntry, match: re.Match[str]) -> None:
             f"{group[key].file.path} and {show(entry.name)} in {entry.file.path}; remove one"
         )
     group[key] = entry
+    tables[layer_id] = table
 
 
 def _place(
