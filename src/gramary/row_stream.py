@@ -15,7 +15,8 @@ from types import TracebackType
 import torch
 
 from gramary.codecs import describe
-from gramary.errors import ArgumentError, RowReadError
+from gramary.errors import ArgumentError, ChecksumError, RowReadError
+from gramary.native.blocks import BlockShape, find_bad_block
 from gramary.page_cache import PageCacheGuest, Span
 from gramary.row_layout import RowFile, RowLayout, RowPart, RowRun
 
@@ -35,6 +36,7 @@ def read_rows(layout: RowLayout, first_row: int, num_rows: int, out: torch.Tenso
     Raises:
         ArgumentError: the rows are not all in the table, or `out` does not fit.
         RowReadError: a file cannot be read, is too short, or is not the one that was described.
+        ChecksumError: a block of a pack was altered.
     """
     if type(num_rows) is not int or out.dim() != 2 or out.shape[0] != num_rows:
         raise ArgumentError(f"out: expected {num_rows!r} rows, got {describe(out)}")
@@ -111,6 +113,7 @@ class RowReader:
         Raises:
             ArgumentError: the rows are not all in the table, or `out` does not fit.
             RowReadError: a file cannot be read, is too short, or is not the one described.
+            ChecksumError: a block of a pack was altered.
         """
         row_bytes = self._layout.row_bytes
         is_fitting = out.dtype == torch.uint8 and out.dim() == 2 and out.shape[1] == row_bytes
@@ -145,15 +148,42 @@ class RowReader:
 
     def _read_part(self, part: RowPart, begin: int, end: int, rows: torch.Tensor) -> None:
         """Reads one part of the run's rows `begin` .. `end`-1 into its columns of `rows`."""
-        is_whole_row = part.width == self._layout.row_bytes == part.stride
-        if is_whole_row and (begin // part.rows_per_block == (end - 1) // part.rows_per_block):
+        is_dense = part.width == self._layout.row_bytes == part.stride
+        is_dense = is_dense and not self._layout.block_checksums
+        if is_dense and (begin // part.rows_per_block == (end - 1) // part.rows_per_block):
             self._read_bytes(part.file, part.byte_of(begin), rows)
             return
         for first, last in _split_by_span(part, begin, end):
-            base = part.byte_of(first)
-            span = torch.empty(part.byte_of(last - 1) + part.width - base, dtype=torch.uint8)
-            self._read_bytes(part.file, base, span)
+            if self._layout.block_checksums:
+                span = self._read_blocks(part, first, last)
+            else:
+                base = part.byte_of(first)
+                span = torch.empty(part.byte_of(last - 1) + part.width - base, dtype=torch.uint8)
+                self._read_bytes(part.file, base, span)
             _scatter_span(part, span, first, last, rows[first - begin : last - begin])
+
+    def _read_blocks(self, part: RowPart, first: int, last: int) -> torch.Tensor:
+        """Reads and checks the blocks of rows `first` .. `last`-1; returns bytes from `first` on.
+
+        Raises:
+            ChecksumError: a block was altered.
+        """
+        block_bytes = part.block_bytes
+        first_block = first // part.rows_per_block
+        num_blocks = (last - 1) // part.rows_per_block + 1 - first_block
+        base = part.offset + first_block * block_bytes
+        blocks = torch.empty(num_blocks * block_bytes, dtype=torch.uint8)
+        self._read_bytes(part.file, base, blocks)
+        shape = BlockShape(
+            part.stride, part.rows_per_block, block_bytes, self._layout.checksum_seed
+        )
+        bad = find_bad_block(shape, blocks, base // block_bytes)
+        if bad is not None:
+            raise ChecksumError(
+                f"{self._layout.files[part.file].path}: the block at byte "
+                f"{base + bad * block_bytes} was altered; run `gramary verify` and rebuild it"
+            )
+        return blocks[part.byte_of(first) - base :]
 
     def _read_bytes(self, file: int, offset: int, out: torch.Tensor) -> None:
         """Fills a contiguous tensor with the bytes from `offset` on."""

@@ -6,6 +6,7 @@ import os
 
 from gramary.checkpoint import find_checkpoints, open_checkpoint
 from gramary.errors import ArgumentError
+from gramary.pack import open_pack
 from gramary.row_layout import TableSource
 
 
@@ -13,16 +14,25 @@ def open_source(path: str | os.PathLike[str], layer: int | None = None) -> Table
     """Returns the table at `path`, described and checked; no storage is allocated.
 
     Args:
-        path: a model's folder (also a snapshot in a hub cache).
+        path: a model's folder (also a snapshot in a hub cache), or a pack.
         layer: which table, as the dense index among the PLE layers; may be None where there is
             only one.
 
     Raises:
-        ArgumentError: nothing is at `path`, or several tables are and `layer` is None.
-        GramaryError: the files are wrong, as `open_checkpoint` says.
+        ArgumentError: nothing is at `path`, several tables are and `layer` is None, or a pack
+            holds another layer's table.
+        GramaryError: the files are wrong, as `open_checkpoint` and `open_pack` say.
     """
     _check_path(path)
-    return open_checkpoint(path, layer)
+    if os.path.isdir(path):
+        return open_checkpoint(path, layer)
+    source = open_pack(path)
+    if layer not in (None, source.spec.ple_index):
+        raise ArgumentError(
+            f"layer: expected {source.spec.ple_index}, the only one in {os.fspath(path)}, got "
+            f"{layer!r}"
+        )
+    return source
 
 
 def find_sources(path: str | os.PathLike[str]) -> tuple[TableSource, ...]:
@@ -32,13 +42,12 @@ def find_sources(path: str | os.PathLike[str]) -> tuple[TableSource, ...]:
         GramaryError: as `open_source`, for any of them.
     """
     _check_path(path)
-    return find_checkpoints(path)
+    return find_checkpoints(path) if os.path.isdir(path) else (open_pack(path),)
 
 
 def _check_path(path: str | os.PathLike[str]) -> None:
-    if not os.path.isdir(path):
-        problem = "is no folder" if os.path.exists(path) else "does not exist"
+    if not os.path.exists(path):
         raise ArgumentError(
-            f"path: expected a model's folder, got {os.fspath(path)!r}, which {problem}; check "
-            f"it, or download the model first"
+            f"path: expected a model's folder or a pack, got {os.fspath(path)!r}, which does not "
+            f"exist; check it, or download the model first"
         )

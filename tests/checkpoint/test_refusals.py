@@ -17,6 +17,7 @@ from gramary.errors import (
     ConfigError,
     GramaryError,
     HashMismatchError,
+    PackError,
     ScaleError,
     ShardError,
     TableNotFoundError,
@@ -143,7 +144,7 @@ def test_a_layer_that_is_not_there_or_not_chosen(make_checkpoint, layer):
 
 
 def test_a_file_where_a_folder_is_expected(make_checkpoint):
-    with pytest.raises(ArgumentError, match="path: expected a model's folder"):
+    with pytest.raises(PackError, match=r"config\.json: it is no pack .*the model's folder"):
         open_source(make_checkpoint() / "config.json")
 
 

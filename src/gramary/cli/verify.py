@@ -1,0 +1,35 @@
+"""`gramary verify`: every byte of a pack, by its checksums and against the model it came from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def verify(
+    path: Annotated[Path, typer.Argument(metavar="PACK", help="The pack to check.")],
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Also compare every row with this model's."),
+    ] = None,
+) -> None:
+    """Check every byte of a pack."""
+    from gramary.cli.pack import describe_error
+    from gramary.cli.progress import progress_bar
+    from gramary.pack import open_pack, verify_pack
+    from gramary.source import find_sources, open_source
+
+    source = None
+    if against is not None:
+        layer = open_pack(path).spec.ple_index
+        is_only = len(find_sources(against)) == 1
+        source = open_source(against, None if is_only else layer)
+    with progress_bar(f"checking {path.name}") as progress:
+        report = verify_pack(path, against=source, progress=progress)
+    rows = f"{report.header.geometry.num_rows:,} rows"
+    compared = "" if source is None else f"; all {rows} are those of {source.path}"
+    typer.echo(f"{path}: the header and {report.num_blocks:,} blocks ({rows}) are right{compared}")
+    if report.error is not None:
+        typer.echo(describe_error(report.error))

@@ -1,0 +1,214 @@
+"""Building a pack: reserve, stream the rows through, publish; or take up what a killed run left."""
+
+from __future__ import annotations
+
+import dataclasses
+import mmap
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Literal
+
+import torch
+
+from gramary.codecs import Codec
+from gramary.errors import HashMismatchError, PackError
+from gramary.native.blocks import find_bad_block, pack_blocks
+from gramary.pack.header import PackHeader, SourceIdentity
+from gramary.pack.opening import read_header
+from gramary.pack.partial_file import PartialFile
+from gramary.pack.recoding import (
+    RECODE_CHUNK_BYTES,
+    Progress,
+    Recoder,
+    RecodingError,
+    choose_codec,
+)
+from gramary.row_layout import TableSource
+from gramary.row_stream import stream_rows
+
+CHUNK_BYTES = 16 << 20
+WRITER = "gramary pack writer 1"
+
+
+@dataclasses.dataclass(frozen=True)
+class PackReport:
+    """What `build_pack` did.
+
+    Attributes:
+        path: the pack.
+        outcome: "built", "resumed" after a run that was killed, or "reused" without a write.
+        header: what the pack holds.
+        num_rows_written: rows written by this run.
+        error: what re-coding cost over those rows; None where rows were kept as they are.
+    """
+
+    path: str
+    outcome: Literal["built", "resumed", "reused"]
+    header: PackHeader
+    num_rows_written: int
+    error: RecodingError | None
+
+
+def build_pack(
+    source: TableSource,
+    out_path: str | os.PathLike[str],
+    *,
+    codec: str = "keep",
+    progress: Progress | None = None,
+) -> PackReport:
+    """Writes the pack of a table, or reuses the one that is there.
+
+    Memory stays below two shards of the source; the rows stream through two buffers.
+
+    Args:
+        source: the table, from `open_source`.
+        out_path: name of the pack; its folder must exist.
+        codec: "keep", "bf16", "fp8" or "nvfp4"; other codecs than the source's are rounded to
+            nearest even.
+        progress: called with (done_bytes, total_bytes) of source rows; from 0 again after the
+            first pass that fp8 and nvfp4 need.
+
+    Returns:
+        What was done.
+
+    Raises:
+        PackError: another table's pack or another file has the name, another process is building
+            it, or there is no room (with the numbers).
+        ArgumentError: the codec is unknown or cannot hold the rows.
+        RowReadError: the source cannot be read.
+        OSError: the file cannot be written; what was written stays for the next run to take up.
+    """
+    path = os.path.abspath(os.fspath(out_path))
+    if os.path.lexists(path):
+        header = _check_reusable(source, path, codec)
+        return PackReport(path, "reused", header, 0, None)
+    with PartialFile(path) as file:
+        # Another builder may have finished while this one waited to open the file.
+        if os.path.lexists(path):
+            os.unlink(file.path)
+            return PackReport(path, "reused", _check_reusable(source, path, codec), 0, None)
+        left = _find_left(file, source, codec)
+        header = left or _describe(source, choose_codec(source, codec, progress))
+        first_row = _count_good_rows(file, header) if left else 0
+        if not left:
+            file.reserve(header.geometry.file_bytes)
+            _write_header(file, header)
+        recoder = Recoder(source.codec, header.codec)
+        _write_rows(file, header, source, recoder, first_row, progress)
+        file.publish(header.to_bytes())
+    outcome: Literal["built", "resumed"] = "resumed" if left else "built"
+    return PackReport(path, outcome, header, source.layout.num_rows - first_row, recoder.error)
+
+
+def _describe(source: TableSource, codec: Codec) -> PackHeader:
+    identity = SourceIdentity(source.model_id, source.codec.name, source.codec.scale)
+    return PackHeader(source.spec, codec, identity, WRITER)
+
+
+def _is_of(header: PackHeader, source: TableSource, codec: str) -> bool:
+    """Whether a pack is the one that `source` gives in this codec."""
+    name = source.codec.name if codec == "keep" else codec
+    expected = _describe(source, header.codec)
+    return header.codec.name == name and (header.spec, header.source) == (
+        expected.spec,
+        expected.source,
+    )
+
+
+def _check_reusable(source: TableSource, path: str, codec: str) -> PackHeader:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        header = read_header(descriptor, path)
+    finally:
+        os.close(descriptor)
+    if not _is_of(header, source, codec):
+        raise PackError(
+            f"{path}: a pack of another table or codec has this name: expected {codec} of model "
+            f"{source.model_id}, got {header.codec.name} of model {header.source.model_id}; remove "
+            f"it, or choose another name"
+        )
+    return header
+
+
+def _find_left(file: PartialFile, source: TableSource, codec: str) -> PackHeader | None:
+    """Returns the header of a killed run of the same build, or None."""
+    for partial in (True, False):
+        try:
+            header = read_header(file.descriptor, file.path, partial=partial)
+        except (PackError, HashMismatchError):
+            continue
+        return header if header.writer == WRITER and _is_of(header, source, codec) else None
+    return None
+
+
+def _count_good_rows(file: PartialFile, header: PackHeader) -> int:
+    """Returns how many rows, from the first on, are in blocks whose checksums are right."""
+    geometry, shape = header.geometry, header.block_shape
+    chunk_blocks = max(1, CHUNK_BYTES // geometry.block_bytes)
+    for block in range(0, geometry.num_blocks, chunk_blocks):
+        count = min(chunk_blocks, geometry.num_blocks - block)
+        offset = geometry.header_bytes + block * geometry.block_bytes
+        data = os.pread(file.descriptor, count * geometry.block_bytes, offset)
+        os.posix_fadvise(file.descriptor, offset, len(data), os.POSIX_FADV_DONTNEED)
+        blocks = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        bad = find_bad_block(shape, blocks, geometry.first_block + block)
+        if bad is not None:
+            return (block + bad) * geometry.rows_per_block
+    return geometry.num_rows
+
+
+def _write_header(file: PartialFile, header: PackHeader) -> None:
+    data = header.to_bytes(partial=True)
+    buffer = mmap.mmap(-1, len(data))
+    buffer[:] = data
+    file.write(0, memoryview(buffer))
+
+
+def _write_rows(
+    file: PartialFile,
+    header: PackHeader,
+    source: TableSource,
+    recoder: Recoder,
+    first_row: int,
+    progress: Progress | None,
+) -> None:
+    """Streams rows from `first_row` on into blocks; writing overlaps reading the next chunk."""
+    geometry, shape = header.geometry, header.block_shape
+    chunk_rows = _choose_chunk_rows(source, geometry.rows_per_block, recoder.error is not None)
+    chunk_bytes = shape.num_blocks(chunk_rows) * geometry.block_bytes
+    buffers = _alternate([mmap.mmap(-1, chunk_bytes), mmap.mmap(-1, chunk_bytes)])
+    layout = source.layout
+    chunks = stream_rows(
+        layout, first_row, layout.num_rows, chunk_bytes=chunk_rows * layout.row_bytes
+    )
+    pending: Future[None] | None = None
+    with ThreadPoolExecutor(1, "gramary-pack") as executor:
+        for row, rows in chunks:
+            buffer = next(buffers)
+            block = row // geometry.rows_per_block
+            num_bytes = shape.num_blocks(len(rows)) * geometry.block_bytes
+            blocks = torch.frombuffer(buffer, dtype=torch.uint8, count=num_bytes)
+            pack_blocks(shape, recoder.recode(rows), geometry.first_block + block, blocks)
+            if pending is not None:
+                pending.result()
+            offset = geometry.header_bytes + block * geometry.block_bytes
+            pending = executor.submit(file.write, offset, memoryview(buffer)[:num_bytes])
+            if progress is not None:
+                progress((row + len(rows)) * layout.row_bytes, layout.nbytes)
+        if pending is not None:
+            pending.result()
+
+
+def _alternate(buffers: list[mmap.mmap]) -> Iterator[mmap.mmap]:
+    while True:
+        yield from buffers
+
+
+def _choose_chunk_rows(source: TableSource, rows_per_block: int, recodes: bool) -> int:
+    """Returns rows a chunk: whole blocks, and few enough that three buffers stay below a shard."""
+    layout = source.layout
+    shard_bytes = max(run.num_rows for run in layout.runs) * layout.row_bytes
+    limit = RECODE_CHUNK_BYTES if recodes else CHUNK_BYTES
+    wanted = min(limit, max(shard_bytes // 4, 1 << 20))
+    return max(1, wanted // layout.row_bytes // rows_per_block) * rows_per_block

@@ -1,0 +1,108 @@
+"""Opening a pack: from a path to the description of its table, every claim checked."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from gramary.errors import HashMismatchError, PackError
+from gramary.pack.geometry import FIXED_HEADER_BYTES
+from gramary.pack.header import PackHeader, parse_header, read_header_bytes
+from gramary.row_layout import RowFile, RowLayout, RowPart, RowRun, TableSource
+
+
+def open_pack(path: str | os.PathLike[str]) -> TableSource:
+    """Returns the table in a pack; only the header is read.
+
+    Raises:
+        PackError: the file is no pack, truncated, unfinished or of another version, or its header
+            breaks a rule; ChecksumError where the header was altered.
+        HashMismatchError: its hash constants differ from the rebuilt ones.
+        OSError: the file cannot be opened or read.
+    """
+    # O_NONBLOCK: a named pipe is refused, not waited for.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        facts = os.fstat(descriptor)
+        header = read_header(descriptor, path)
+    finally:
+        os.close(descriptor)
+    name = os.fspath(path)
+    geometry = header.geometry
+    return TableSource(
+        path=name,
+        kind="pack",
+        spec=header.spec,
+        codec=header.codec,
+        layout=lay_out(header, RowFile.from_stat(os.path.realpath(name), facts)),
+        model_id=header.model_id,
+        details={
+            "writer": header.writer,
+            "source_codec": header.source.codec,
+            "source_model_id": header.source.model_id,
+            "block_bytes": geometry.block_bytes,
+            "rows_per_block": geometry.rows_per_block,
+        },
+    )
+
+
+def read_header(
+    descriptor: int, path: str | os.PathLike[str], *, partial: bool = False
+) -> PackHeader:
+    """Returns the header of an open pack, compared with the file's size.
+
+    Args:
+        descriptor: readable descriptor of the file.
+        path: its name, for messages.
+        partial: whether a file that is being built is wanted.
+
+    Raises:
+        PackError: as `open_pack`; the message begins with the path.
+    """
+    facts = os.fstat(descriptor)
+    if not stat.S_ISREG(facts.st_mode):
+        raise PackError(f"{os.fspath(path)}: expected a regular file")
+    try:
+        fixed = os.pread(descriptor, FIXED_HEADER_BYTES, 0)
+        num_bytes = read_header_bytes(fixed, facts.st_size, partial=partial)
+        header = parse_header(_read_fully(descriptor, num_bytes))
+    except (PackError, HashMismatchError) as error:
+        raise type(error)(f"{os.fspath(path)}: {error}") from None
+    expected = header.geometry.file_bytes
+    if facts.st_size != expected:
+        problem = "is truncated" if facts.st_size < expected else "has bytes after its end"
+        raise PackError(
+            f"{os.fspath(path)}: the pack {problem}: expected {expected} bytes, got {facts.st_size}"
+        )
+    return header
+
+
+def lay_out(header: PackHeader, file: RowFile) -> RowLayout:
+    """Returns where the rows of a pack lie."""
+    geometry = header.geometry
+    part = RowPart(
+        file=0,
+        offset=geometry.header_bytes,
+        width=geometry.row_bytes,
+        column=0,
+        rows_per_block=geometry.rows_per_block,
+        block_bytes=geometry.block_bytes,
+        stride=geometry.row_bytes,
+    )
+    return RowLayout(
+        files=(file,),
+        row_bytes=geometry.row_bytes,
+        runs=(RowRun(0, geometry.num_rows, (part,)),),
+        block_checksums=True,
+        checksum_seed=header.block_shape.checksum_seed,
+    )
+
+
+def _read_fully(descriptor: int, num_bytes: int) -> bytes:
+    data = b""
+    while len(data) < num_bytes:
+        piece = os.pread(descriptor, num_bytes - len(data), len(data))
+        if not piece:
+            raise PackError("it was truncated while it was read")
+        data += piece
+    return data

@@ -1,0 +1,140 @@
+"""Checking every byte of a pack, by itself and against the table it was made from."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import torch
+
+from gramary.errors import ArgumentError, ChecksumError, PackError
+from gramary.native.blocks import find_bad_block
+from gramary.pack.header import PackHeader
+from gramary.pack.opening import lay_out, read_header
+from gramary.pack.recoding import RECODE_CHUNK_BYTES, Progress, Recoder, RecodingError
+from gramary.row_layout import RowFile, TableSource
+from gramary.row_stream import RowReader, stream_rows
+
+CHUNK_BYTES = 16 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class VerifyReport:
+    """What `verify_pack` found to be right.
+
+    Attributes:
+        path: the pack.
+        header: what it holds.
+        num_blocks: blocks whose checksums were compared.
+        error: what re-coding cost over all rows; None where the rows are the source's own, or
+            there was no source to compare with.
+    """
+
+    path: str
+    header: PackHeader
+    num_blocks: int
+    error: RecodingError | None
+
+
+def verify_pack(
+    path: str | os.PathLike[str],
+    *,
+    against: TableSource | None = None,
+    progress: Progress | None = None,
+) -> VerifyReport:
+    """Checks the header and every block of a pack, and its rows against a table.
+
+    Args:
+        path: the pack.
+        against: the table it was made from; its rows are encoded again and compared.
+        progress: called with (done_bytes, total_bytes) of the pack, then of the source.
+
+    Raises:
+        ChecksumError: a block was altered; the message names it and its rows.
+        PackError: as `open_pack`, or a row differs from the source's; the message names the first.
+        ArgumentError: `against` is another table than the pack was made from.
+        RowReadError: the source cannot be read.
+    """
+    name = os.fspath(path)
+    descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        header = read_header(descriptor, name)
+        if against is not None:
+            _check_same_table(header, name, against)
+        file = RowFile.from_stat(name, os.fstat(descriptor))
+        _check_blocks(descriptor, name, header, progress)
+    finally:
+        os.close(descriptor)
+    error = None if against is None else _compare_rows(header, file, against, progress)
+    return VerifyReport(name, header, header.geometry.num_blocks, error)
+
+
+def _check_same_table(header: PackHeader, name: str, source: TableSource) -> None:
+    pairs = (
+        ("model", source.model_id, header.source.model_id),
+        ("codec", source.codec.name, header.source.codec),
+        ("scale", source.codec.scale, header.source.scale),
+        ("hash specification", source.spec, header.spec),
+    )
+    for what, expected, found in pairs:
+        if expected != found:
+            raise ArgumentError(
+                f"against: {source.path} is not the table that {name} was made from: its {what} is "
+                f"{expected}, the pack's source had {found}"
+            )
+
+
+def _check_blocks(
+    descriptor: int, name: str, header: PackHeader, progress: Progress | None
+) -> None:
+    geometry, shape = header.geometry, header.block_shape
+    chunk_blocks = max(1, CHUNK_BYTES // geometry.block_bytes)
+    buffer = torch.empty(chunk_blocks * geometry.block_bytes, dtype=torch.uint8)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+    for block in range(0, geometry.num_blocks, chunk_blocks):
+        count = min(chunk_blocks, geometry.num_blocks - block)
+        blocks = buffer[: count * geometry.block_bytes]
+        offset = geometry.header_bytes + block * geometry.block_bytes
+        _read_exactly(descriptor, name, offset, blocks)
+        bad = find_bad_block(shape, blocks, geometry.first_block + block)
+        if bad is not None:
+            first_row = (block + bad) * geometry.rows_per_block
+            last_row = min(first_row + geometry.rows_per_block, geometry.num_rows) - 1
+            raise ChecksumError(
+                f"{name}: the block at byte {offset + bad * geometry.block_bytes} (rows "
+                f"{first_row} to {last_row}) was altered; build the pack again"
+            )
+        if progress is not None:
+            progress(offset + blocks.numel(), geometry.file_bytes)
+
+
+def _read_exactly(descriptor: int, name: str, offset: int, out: torch.Tensor) -> None:
+    room = out.numpy().data
+    while room:
+        num_bytes = os.preadv(descriptor, [room], offset)
+        if not num_bytes:
+            raise PackError(f"{name}: the pack was truncated to {offset} bytes while it was read")
+        room, offset = room[num_bytes:], offset + num_bytes
+
+
+def _compare_rows(
+    header: PackHeader, file: RowFile, source: TableSource, progress: Progress | None
+) -> RecodingError | None:
+    recoder = Recoder(source.codec, header.codec)
+    layout = source.layout
+    limit = CHUNK_BYTES if recoder.error is None else RECODE_CHUNK_BYTES
+    with RowReader(lay_out(header, file)) as reader:
+        for row, rows in stream_rows(layout, 0, layout.num_rows, chunk_bytes=limit):
+            expected = recoder.recode(rows)
+            found = torch.empty_like(expected)
+            reader.read(row, found)
+            differs = (expected != found).any(1)
+            if bool(differs.any()):
+                first = row + int(differs.nonzero()[0])
+                raise PackError(
+                    f"{file.path}: row {first} is not the one that {source.path} holds; build the "
+                    f"pack again"
+                )
+            if progress is not None:
+                progress((row + len(rows)) * layout.row_bytes, layout.nbytes)
+    return recoder.error

@@ -1,0 +1,285 @@
+"""Building packs: the right bytes, reuse without a write, one writer, resuming, no room."""
+
+import fcntl
+import os
+import pickle
+import resource
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from pack.conftest import CODECS, write_source
+
+from gramary.codecs import decode_rows_ref, encode_rows
+from gramary.errors import ArgumentError, ChecksumError, PackError
+from gramary.pack import build_pack, open_pack, verify_pack
+from gramary.pack.opening import read_header
+from gramary.row_stream import read_rows
+from gramary.settings import Settings
+from gramary.tiers.disk import DiskTier
+
+
+def rows_of(source) -> torch.Tensor:
+    out = torch.empty(source.layout.num_rows, source.layout.row_bytes, dtype=torch.uint8)
+    read_rows(source.layout, 0, len(out), out)
+    return out
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("reader", ["io_uring", "pread", "mmap"])
+def test_pack_and_folder_give_the_same_bytes(make_source, tmp_path, codec, reader) -> None:
+    source, rows = make_source(codec)
+    report = build_pack(source, tmp_path / "table.pack")
+    assert (report.outcome, report.error) == ("built", None)
+    pack = open_pack(tmp_path / "table.pack")
+    assert (pack.spec, pack.codec, pack.model_id) == (source.spec, source.codec, source.model_id)
+    assert torch.equal(rows_of(pack), rows)
+    row_ids = torch.randint(0, len(rows), (500,))
+    for layout in (source.layout, pack.layout):
+        tier = DiskTier(layout, 0, len(rows), Settings(disk_reader=reader))
+        out = torch.full((500, layout.row_bytes), 0xA5, dtype=torch.uint8)
+        tier.gather(row_ids, out)
+        tier.close()
+        assert torch.equal(out, rows[row_ids])
+    assert verify_pack(tmp_path / "table.pack", against=source).error is None
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("target", ["bf16", "fp8", "nvfp4"])
+def test_recoding_rounds_each_row_to_nearest_even(make_source, tmp_path, codec, target) -> None:
+    source, rows = make_source(codec)
+    report = build_pack(source, tmp_path / "table.pack", codec=target)
+    pack = open_pack(tmp_path / "table.pack")
+    assert pack.codec.name == target
+    if target == codec:
+        assert report.error is None
+        assert torch.equal(rows_of(pack), rows)
+        return
+    values = decode_rows_ref(source.codec, rows, torch.float32)
+    expected, described = encode_rows(target, values)
+    assert pack.codec == described, "the scale is the one of the whole table"
+    assert torch.equal(rows_of(pack), expected)
+    recoded = decode_rows_ref(described, expected, torch.float32)
+    assert report.error.num_values == values.numel()
+    assert report.error.max_abs == pytest.approx(float((recoded - values).abs().max()), rel=1e-6)
+    assert verify_pack(tmp_path / "table.pack", against=source).error == report.error
+    assert pack.model_id != source.model_id
+
+
+def test_a_value_that_is_not_finite_cannot_be_scaled(make_source, tmp_path) -> None:
+    source, rows = make_source("bf16")
+    rows.view(torch.bfloat16)[77, 5] = float("nan")
+    source = write_source(tmp_path / "nan", source.spec, rows, source.codec)
+    with pytest.raises(ArgumentError, match=r"row 77 .*not finite"):
+        build_pack(source, tmp_path / "table.pack", codec="fp8")
+    build_pack(source, tmp_path / "kept.pack")
+    assert torch.equal(rows_of(open_pack(tmp_path / "kept.pack")), rows)
+
+
+@pytest.mark.behaviour(29)
+def test_a_built_pack_is_reused_without_a_write(make_source, tmp_path) -> None:
+    """Behaviour 29: no byte is written, and the folder stays as it was."""
+    source, _ = make_source("bf16")
+    path = tmp_path / "table.pack"
+    build_pack(source, path, codec="fp8")
+    os.chmod(path, 0o444)
+    before = (os.stat(path).st_mtime_ns, os.stat(path).st_ctime_ns, path.read_bytes())
+    report = build_pack(source, path, codec="fp8")
+    assert (report.outcome, report.num_rows_written) == ("reused", 0)
+    after = (os.stat(path).st_mtime_ns, os.stat(path).st_ctime_ns, path.read_bytes())
+    assert after == before
+    assert not Path(f"{path}.partial").exists()
+
+
+def test_another_tables_pack_is_not_overwritten(make_source, tmp_path) -> None:
+    path = tmp_path / "table.pack"
+    build_pack(make_source("fp8", seed=1)[0], path)
+    before = path.read_bytes()
+    with pytest.raises(PackError, match="another table or codec"):
+        build_pack(make_source("fp8", seed=2)[0], path)
+    with pytest.raises(PackError, match="another table or codec"):
+        build_pack(make_source("fp8", seed=1)[0], path, codec="bf16")
+    path.write_bytes(b"something else")
+    with pytest.raises(PackError, match="it is no pack"):
+        build_pack(make_source("fp8", seed=1)[0], path)
+    assert path.read_bytes() == b"something else"
+    assert len(before) > 8192
+
+
+def test_one_writer(make_source, tmp_path) -> None:
+    source, _ = make_source()
+    partial = tmp_path / "table.pack.partial"
+    with open(partial, "wb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(PackError, match="another process is building"):
+            build_pack(source, tmp_path / "table.pack")
+    assert build_pack(source, tmp_path / "table.pack").outcome == "built"
+    assert not partial.exists()
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
+def test_what_is_no_file_in_the_way_is_refused(make_source, tmp_path, kind) -> None:
+    partial = tmp_path / "table.pack.partial"
+    if kind == "link":
+        victim = tmp_path / "victim"
+        victim.write_bytes(b"precious")
+        partial.symlink_to(victim)
+    elif kind == "folder":
+        partial.mkdir()
+    else:
+        os.mkfifo(partial)
+    with pytest.raises(PackError, match="expected a regular file"):
+        build_pack(make_source()[0], tmp_path / "table.pack")
+    if kind == "link":
+        assert victim.read_bytes() == b"precious"
+
+
+@pytest.mark.behaviour(29)
+@pytest.mark.parametrize("codec", ["keep", "nvfp4"])
+def test_a_killed_build_resumes_wherever_it_was_killed(make_source, tmp_path, codec) -> None:
+    """Behaviour 29: the file of a killed run, cut or spoilt at any byte, ends up the same."""
+    source, _ = make_source("bf16", base=400)
+    whole_path = tmp_path / "whole.pack"
+    build_pack(source, whole_path, codec=codec)
+    whole = whole_path.read_bytes()
+    header = open_pack(whole_path)
+    partial_header = _partial_header(whole_path)
+    generator = torch.Generator().manual_seed(0)
+    stops = [0, 1, 47, len(partial_header) - 1, len(partial_header), len(whole) - 1, len(whole)]
+    stops += torch.randint(0, len(whole), (20,), generator=generator).tolist()
+    for i, stop in enumerate(stops):
+        path = tmp_path / f"killed{i}.pack"
+        written = (partial_header + whole[len(partial_header) :])[:stop]
+        Path(f"{path}.partial").write_bytes(written.ljust(len(whole), b"\0"))
+        report = build_pack(source, path, codec=codec)
+        assert report.outcome == ("resumed" if stop >= len(partial_header) else "built")
+        assert path.read_bytes() == whole
+        block_bytes = header.details["block_bytes"]
+        if report.outcome == "resumed":
+            good_blocks = stop // block_bytes - len(partial_header) // block_bytes
+            good_rows = min(good_blocks * header.details["rows_per_block"], source.spec.num_rows)
+            assert report.num_rows_written == source.spec.num_rows - good_rows
+    # Killed between the final header and the rename.
+    Path(f"{tmp_path / 'last.pack'}.partial").write_bytes(whole)
+    assert build_pack(source, tmp_path / "last.pack", codec=codec).num_rows_written == 0
+    # What another table's build left is done again.
+    other, _ = make_source("bf16", seed=9, base=400)
+    Path(f"{tmp_path / 'other.pack'}.partial").write_bytes(partial_header + whole[8192:])
+    assert build_pack(other, tmp_path / "other.pack", codec=codec).outcome == "built"
+    verify_pack(tmp_path / "other.pack", against=other)
+
+
+def _partial_header(path: Path) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return read_header(descriptor, path).to_bytes(partial=True)
+    finally:
+        os.close(descriptor)
+
+
+KILLED_BUILD = """
+import os, pickle, random, signal, sys, threading, time
+from gramary.pack import building
+source = pickle.load(open(sys.argv[1], "rb"))
+building.CHUNK_BYTES = 1 << 16
+threading.Timer(float(sys.argv[3]), lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+for _ in range(1000):
+    building.build_pack(source, sys.argv[2])
+    os.unlink(sys.argv[2])
+"""
+
+
+@pytest.mark.behaviour(29)
+def test_kill_minus_nine_at_random_points(make_source, tmp_path) -> None:
+    """Behaviour 29: whatever a killed process leaves, the next build gives the right file."""
+    source, _ = make_source("fp8", row_dim=160, base=3000)
+    reference = tmp_path / "reference.pack"
+    build_pack(source, reference)
+    (tmp_path / "source.pickle").write_bytes(pickle.dumps(source))
+    path = tmp_path / "table.pack"
+    for delay in (0.001, 0.003, 0.01, 0.03):
+        script = [sys.executable, "-c", KILLED_BUILD, str(tmp_path / "source.pickle"), str(path)]
+        done = subprocess.run([*script, str(delay)], env=os.environ, check=False, timeout=120)
+        assert done.returncode == -9
+        if path.exists():
+            assert path.read_bytes() == reference.read_bytes(), "what has the name is complete"
+        report = build_pack(source, path)
+        assert report.outcome in ("built", "resumed", "reused")
+        assert path.read_bytes() == reference.read_bytes()
+        path.unlink()
+
+
+def test_no_room_is_an_error_with_numbers(make_source, tmp_path) -> None:
+    source, _ = make_source("fp32", base=2000)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(PackError, match=r"cannot reserve \d+ bytes .* bytes are free"):
+            build_pack(source, tmp_path / "table.pack")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.glob("table.pack*")) == []
+    assert build_pack(source, tmp_path / "table.pack").outcome == "built"
+
+
+@pytest.mark.behaviour(29, 32)
+@pytest.mark.parametrize("reader", ["io_uring", "pread", "mmap"])
+def test_an_altered_block_is_refused_by_the_read_that_meets_it(
+    make_source, tmp_path, reader
+) -> None:
+    """Behaviours 29 and 32: that request fails, naming block and checksums; others do not."""
+    source, rows = make_source("fp8", row_dim=160, base=400)
+    path = tmp_path / "table.pack"
+    build_pack(source, path)
+    pack = open_pack(path)
+    tier = DiskTier(pack.layout, 0, len(rows), Settings(disk_reader=reader))
+    offset = pack.layout.runs[0].parts[0].offset + 3 * 4096 + 1000
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte[0] ^ 4]))
+    out = torch.empty(1, 160, dtype=torch.uint8)
+    with pytest.raises(ChecksumError, match=f"byte {offset - 1000} was altered: stored"):
+        tier.gather(torch.tensor([3 * 25 + 1]), out)
+    with pytest.raises(ChecksumError, match=r"rows 75 to 99\) was altered"):
+        verify_pack(path)
+    good = torch.tensor([0, 74, 100, len(rows) - 1])
+    out = torch.empty(4, 160, dtype=torch.uint8)
+    tier.gather(good, out)
+    assert torch.equal(out, rows[good])
+    tier.close()
+
+
+def test_verify_against_another_table(make_source, tmp_path) -> None:
+    source, rows = make_source("fp8")
+    build_pack(source, tmp_path / "table.pack")
+    with pytest.raises(ArgumentError, match="its model is"):
+        verify_pack(tmp_path / "table.pack", against=make_source("fp8", seed=5)[0])
+    # The same identity but one other byte.
+    changed = rows.clone()
+    changed[123, 4] ^= 1
+    twin = write_source(tmp_path / "twin", source.spec, changed, source.codec)
+    with pytest.raises(PackError, match="row 123 is not the one"):
+        verify_pack(tmp_path / "table.pack", against=replace(twin, model_id=source.model_id))
+
+
+@pytest.mark.behaviour(33)
+def test_progress_runs_to_the_end(make_source, tmp_path) -> None:
+    """Behaviour 33: bytes done rise to the total, for building, re-coding and checking."""
+    source, _ = make_source("bf16", base=400)
+    for codec in ("keep", "fp8"):
+        seen: list[tuple[int, ...]] = []
+
+        def note(*now: int, seen: list[tuple[int, ...]] = seen) -> None:
+            seen.append(now)
+
+        path = tmp_path / f"{codec}.pack"
+        build_pack(source, path, codec=codec, progress=note)
+        assert seen[-1] == (source.layout.nbytes, source.layout.nbytes)
+        verify_pack(path, against=source, progress=note)
+        assert seen[-1][0] == seen[-1][1]
+        assert all(done <= total for done, total in seen)
