@@ -3,6 +3,7 @@
 from gramary import errors, ple
 from gramary.batch import Batch
 from gramary.hashing import HashSpec
+from gramary.layer import PLELayer
 from gramary.ops.hash import ngram_ids
 from gramary.placement import Placement, plan_placement
 from gramary.slots import SlotPool
@@ -13,6 +14,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Batch",
     "HashSpec",
+    "PLELayer",
     "Placement",
     "SlotPool",
     "Table",

@@ -1,0 +1,301 @@
+"""PLELayer: what a decoder layer adds to its residual streams, as a module."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+import torch
+from torch import nn
+
+from gramary import ple
+from gramary.errors import ArgumentError
+from gramary.layer.geometry import PLEGeometry
+from gramary.layer.state import PLEState
+from gramary.layer.weights import read_weights
+from gramary.table import Table
+
+
+class NormWeight(nn.Module):
+    """The weight of a grouped RMS norm, applied as 1 + weight by the fused operation."""
+
+    def __init__(self, channels: int, **options: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(channels, **options), requires_grad=False)
+
+
+class PLELayer(nn.Module):
+    """The per-layer embedding of one decoder layer: rows of a table, gated and convolved.
+
+    Parameters are named as in the model's checkpoint, so a state dict loads without its
+    `ple_embedding.*` entries, which are the table's. The arithmetic is that of
+    `gramary.ops.reference.gate_conv`. For inference: no gradient flows.
+
+    Each call binds its tensors anew; an engine that captures CUDA graphs plans and binds
+    `gramary.ple` on static buffers itself, with this module's weights.
+
+    Args:
+        config: a configuration as `HashSpec.from_config` takes it, or a `PLEGeometry`.
+        ple_index: which PLE module, counting `ple_layer_ids` sorted and without repeats.
+        table: where rows come from; None where every call brings its own.
+        device: of the parameters; None is the table's, or the CPU.
+        dtype: of parameters and activations: bfloat16, float16 or float32.
+
+    Raises:
+        ConfigError: the configuration gives no valid geometry.
+        ArgumentError: the table is another layer's, or on another device.
+
+    Source: `Qwen4ExpTextPLELayer` in transformers 5.24, models/qwen4_exp/modeling_qwen4_exp.py.
+    """
+
+    def __init__(
+        self,
+        config: object,
+        ple_index: int = 0,
+        *,
+        table: Table | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        super().__init__()
+        is_geometry = isinstance(config, PLEGeometry)
+        geometry = config if is_geometry else PLEGeometry.from_config(config, ple_index)
+        assert isinstance(geometry, PLEGeometry)
+        self.geometry = geometry
+        device = torch.device(device or (table.device if table is not None else "cpu"))
+        self.table = table
+        channels, hidden_size = geometry.channels, geometry.hidden_size
+        embed_dim = geometry.spec.embed_dim
+        options: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.key_proj = nn.Linear(embed_dim, channels, bias=False, **options)
+        self.value_proj = nn.Linear(embed_dim, hidden_size, bias=False, **options)
+        self.norm_key = NormWeight(channels, **options)
+        self.norm_query = NormWeight(channels, **options)
+        self.norm_conv = NormWeight(channels, **options)
+        self.conv1d = nn.Conv1d(
+            channels,
+            channels,
+            geometry.kernel_size,
+            groups=channels,
+            dilation=geometry.dilation,
+            bias=False,
+            **options,
+        )
+        self.requires_grad_(False)
+        if table is not None:
+            self._check_table(table)
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        layer: int | None = None,
+        table: Table | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **open_options: Any,
+    ) -> PLELayer:
+        """Returns a PLE layer with the weights of a model's folder.
+
+        Args:
+            path: the folder.
+            layer: dense index among the PLE layers; None is the first (`Table.open` asks for it
+                where there are several).
+            table: an open table of this layer; None opens one, `layer.table.close()` closes it.
+            device: as for `PLELayer`.
+            dtype: None is the key projection's own.
+            **open_options: for `Table.open`, such as `placement`.
+
+        Raises:
+            CheckpointError: the files are wrong; ConfigError: the configuration is.
+            ArgumentError: options for `Table.open` beside an open table.
+        """
+        if table is not None and open_options:
+            raise ArgumentError(
+                f"{', '.join(open_options)}: expected no options for Table.open beside an open "
+                "table"
+            )
+        geometry = PLEGeometry.from_config(path, layer or 0)
+        weights = read_weights(path, geometry.spec.layer_id)
+        dtype = dtype or weights["key_proj.weight"].dtype
+        opened = table or Table.open(path, layer=layer, device=device, **open_options)
+        try:
+            module = cls(geometry, table=opened, device=device, dtype=dtype)
+            module.load_state_dict(weights)
+        except BaseException:
+            if table is None:
+                opened.close()
+            raise
+        return module
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self.key_proj.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of parameters and activations."""
+        return self.key_proj.weight.dtype
+
+    def new_state(self, num_requests: int, *, max_speculative_tokens: int = 0) -> PLEState:
+        """Returns the state of fresh requests; drafts up to that number can be rejected at once."""
+        return PLEState.fresh(
+            self.geometry,
+            num_requests,
+            max_speculative_tokens=max_speculative_tokens,
+            device=self.device,
+            dtype=self.dtype,
+        )
+
+    @torch.no_grad()
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        token_ids: torch.Tensor,
+        query_start_loc: torch.Tensor | None = None,
+        *,
+        state: PLEState | None = None,
+        rows: torch.Tensor | None = None,
+        add_residual: bool = False,
+    ) -> torch.Tensor:
+        """Returns the contribution to the residual streams, or their sum.
+
+        Args:
+            hidden_states: D [T, C] (or [B, T, C] without query_start_loc), the residual streams.
+            token_ids: int32 or int64 [T] (or [B, T]), the tokens they stand for.
+            query_start_loc: int32 [R+1], bounds of the requests in a flat batch; tokens behind
+                the last are padding. None: one request a row of [B, T], none with holes.
+            state: of these requests, in this order; it is taken on past this batch. None: all
+                begin here, and their windows are dropped.
+            rows: D [T, embed_dim], the tokens' rows as `Table.embed` or a connector gives them;
+                None takes them from the layer's table.
+            add_residual: return hidden_states + contribution.
+
+        Returns:
+            A new tensor like hidden_states; on CUDA valid on the current stream.
+
+        Raises:
+            ArgumentError: a shape, dtype or device is wrong, or there is no table and no rows.
+            TokenError, RowReadError: as `Table.embed`.
+        """
+        query_start_loc = self._bounds(hidden_states, token_ids, query_start_loc)
+        shape, tokens = hidden_states.shape, token_ids.flatten()
+        num_requests = query_start_loc.shape[0] - 1
+        if tokens.shape[0] == 0 or num_requests == 0:
+            return hidden_states.clone() if add_residual else torch.zeros_like(hidden_states)
+        kept = state or self.new_state(num_requests)
+        if kept.num_requests != num_requests:
+            raise ArgumentError(
+                f"state: expected one of {num_requests} requests, got {kept.num_requests}"
+            )
+        if rows is None:
+            rows = self._embed(tokens, query_start_loc, kept.history())
+        geometry = self.geometry
+        residual = hidden_states.reshape(-1, geometry.streams, geometry.hidden_size).contiguous()
+        key = self.key_proj(rows).view(residual.shape)
+        value = self.value_proj(rows)
+        out = self._mix(residual, key, value, query_start_loc, kept, add_residual)
+        if state is not None:
+            state.advance(tokens, query_start_loc)
+        return out.view(shape)
+
+    def _mix(
+        self,
+        residual: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        state: PLEState,
+        add_residual: bool,
+    ) -> torch.Tensor:
+        """Runs the state operation on one batch; shapes as `gramary.ple.bind` takes them."""
+        num_tokens, num_requests = residual.shape[0], state.num_requests
+        geometry, device = self.geometry, residual.device
+        plan = planned(
+            ple.Caps(
+                device=device,
+                mode="mixed",
+                max_tokens=num_tokens,
+                max_seqs=num_requests,
+                max_state_slots=max(state.conv_state.shape[0], 1),
+                max_speculative_tokens=state.max_speculative_tokens,
+                streams=geometry.streams,
+                hidden_size=geometry.hidden_size,
+                kernel_size=geometry.kernel_size,
+                dilation=geometry.dilation,
+                dtype=self.dtype,
+            )
+        )
+        count = functools.partial(torch.full, (1,), dtype=torch.int32, device=device)
+        binding = ple.bind(
+            plan,
+            scratch=torch.empty(plan.scratch_nbytes, dtype=torch.uint8, device=device),
+            residual=residual,
+            key=key,
+            value=value,
+            k_norm_weight=self.norm_key.weight,
+            q_norm_weight=self.norm_query.weight,
+            u_norm_weight=self.norm_conv.weight,
+            conv_weight=self.conv1d.weight.squeeze(1),
+            query_start_loc=query_start_loc,
+            start_positions=state.positions,
+            state_slot_ids=state.slots,
+            num_seqs=count(num_requests),
+            num_tokens=count(num_tokens),
+            conv_state=state.conv_state,
+            out=torch.empty_like(residual),
+            add_residual=add_residual,
+        )
+        return ple.run(binding, eps=geometry.eps)
+
+    def _embed(
+        self, token_ids: torch.Tensor, query_start_loc: torch.Tensor, history: torch.Tensor
+    ) -> torch.Tensor:
+        if self.table is None:
+            raise ArgumentError("rows: expected the tokens' rows, for this layer has no table")
+        return self.table.embed(token_ids, query_start_loc, history, dtype=self.dtype)
+
+    def _bounds(
+        self,
+        hidden_states: torch.Tensor,
+        token_ids: torch.Tensor,
+        query_start_loc: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Returns query_start_loc, made of [B, T] where there is none; checks the shapes."""
+        num_dims = 1 if query_start_loc is not None else 2
+        shape = (*token_ids.shape, self.geometry.channels)
+        if token_ids.ndim != num_dims:
+            raise ArgumentError(
+                f"token_ids: expected shape {'[T]' if num_dims == 1 else '[B, T]'} "
+                f"{'with' if num_dims == 1 else 'without'} query_start_loc, "
+                f"got {list(token_ids.shape)}"
+            )
+        if tuple(hidden_states.shape) != shape or hidden_states.dtype != self.dtype:
+            raise ArgumentError(
+                f"hidden_states: expected {self.dtype} {list(shape)}, got {hidden_states.dtype} "
+                f"{list(hidden_states.shape)}"
+            )
+        if query_start_loc is not None:
+            return query_start_loc
+        batch, length = token_ids.shape
+        return torch.arange(batch + 1, dtype=torch.int32, device=token_ids.device) * length
+
+    def _check_table(self, table: Table) -> None:
+        if table.spec != self.geometry.spec:
+            raise ArgumentError(f"table: expected one of {self.geometry.spec}, got {table.spec}")
+        if table.device != self.device:
+            raise ArgumentError(f"table: expected one on {self.device}, got {table.device}")
+
+    def extra_repr(self) -> str:
+        """Sizes, for `print`."""
+        g = self.geometry
+        return f"streams={g.streams}, hidden_size={g.hidden_size}, layer_id={g.spec.layer_id}"
+
+
+@functools.lru_cache(maxsize=64)
+def planned(caps: ple.Caps) -> ple.Plan:
+    """Returns a plan, made once for equal caps."""
+    return ple.plan(caps)

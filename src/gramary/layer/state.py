@@ -1,0 +1,185 @@
+"""The state of the requests of one PLE layer: windows and tokens, both addressed by position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from gramary.errors import ArgumentError, SlotError
+from gramary.layer.geometry import PLEGeometry
+
+
+class PLEState:
+    """Where some requests are in their streams, and what their next tokens need of the past.
+
+    Position p of a request has its normed column in column p mod state_capacity of the request's
+    slot, and its token in column p mod W of the request's row of tokens. So nothing is ever
+    shifted, and `rewind` only sets the position: drafts are rejected by it.
+
+    Attributes:
+        conv_state: D [slots, state_capacity, C], the pool that the windows lie in.
+        slots: int64 [R], the requests' slots.
+        positions: int64 [R], position of each request's next token.
+        tokens: int64 [R, W], the newest tokens; W = history_length + 1 + max_speculative_tokens.
+
+    Args:
+        geometry: the layer's sizes.
+        conv_state: see above; max_speculative_tokens is what its capacity has room for.
+        slots: int64 [R], distinct.
+        positions: int64 [R], 0 for a fresh request.
+        history: int32 or int64 [R, history_length], the tokens before each position, oldest
+            first, EOS where missing; None is all missing.
+
+    Raises:
+        ArgumentError: a tensor has the wrong shape, dtype or device.
+    """
+
+    def __init__(
+        self,
+        geometry: PLEGeometry,
+        conv_state: torch.Tensor,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        history: torch.Tensor | None = None,
+    ) -> None:
+        self.geometry = geometry
+        self.conv_state = conv_state
+        self.slots = slots
+        self.positions = positions
+        self.max_speculative_tokens = conv_state.shape[1] - geometry.state_length - 1
+        self._check()
+        width = geometry.spec.history_length + 1 + self.max_speculative_tokens
+        self.tokens = positions.new_full((slots.shape[0], width), geometry.spec.eos_token_id)
+        # Bounds of a rewind: where the request was begun here, and one past the highest run.
+        self._base = positions.clone()
+        self._highest = positions.clone()
+        if history is not None:
+            self._fill(history)
+
+    @classmethod
+    def fresh(
+        cls,
+        geometry: PLEGeometry,
+        num_requests: int,
+        *,
+        max_speculative_tokens: int = 0,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> PLEState:
+        """Returns the state of new requests, with a pool of their own.
+
+        Args:
+            geometry: the layer's sizes.
+            num_requests: R.
+            max_speculative_tokens: drafts that one `rewind` may reject.
+            device: where the pool lies.
+            dtype: the layer's dtype.
+        """
+        capacity = geometry.state_length + max_speculative_tokens + 1
+        # No position below 0 is ever read, so a pool needs no zeros.
+        pool = torch.empty(num_requests, capacity, geometry.channels, device=device, dtype=dtype)
+        slots = torch.arange(num_requests, device=device)
+        return cls(geometry, pool, slots, torch.zeros_like(slots))
+
+    @property
+    def num_requests(self) -> int:
+        """R."""
+        return self.slots.shape[0]
+
+    def history(self) -> torch.Tensor:
+        """Returns int64 [R, history_length], the tokens before each position, oldest first.
+
+        Positions below 0 are EOS.
+        """
+        length, width = self.geometry.spec.history_length, self.tokens.shape[1]
+        past = self.positions.unsqueeze(1) + torch.arange(-length, 0, device=self.slots.device)
+        tokens = self.tokens.gather(1, past.remainder(width))
+        return tokens.masked_fill(past < 0, self.geometry.spec.eos_token_id)
+
+    def advance(self, token_ids: torch.Tensor, query_start_loc: torch.Tensor) -> None:
+        """Takes note of a batch that was run; reads nothing back from the device.
+
+        Args:
+            token_ids: int32 or int64 [T], padding behind query_start_loc[-1] included.
+            query_start_loc: int32 [R+1].
+        """
+        bounds = query_start_loc.long()
+        token = torch.arange(token_ids.shape[0], device=token_ids.device)
+        owner = torch.searchsorted(bounds[1:], token, right=True)
+        is_padding = owner >= self.num_requests
+        owner = owner.clamp_max(max(self.num_requests - 1, 0))
+        width = self.tokens.shape[1]
+        is_old = bounds[owner + 1] - token > width
+        target = owner * width + (self.positions[owner] + token - bounds[owner]).remainder(width)
+        # Padding and tokens that newer ones replace go to one spare element.
+        spare = self.tokens.numel()
+        ring = torch.cat([self.tokens.flatten(), self.tokens.new_zeros(1)])
+        ring[target.masked_fill(is_padding | is_old, spare)] = token_ids.long()
+        self.tokens = ring[:spare].view_as(self.tokens)
+        self.positions = self.positions + bounds.diff()
+        self._highest = torch.maximum(self._highest, self.positions)
+
+    def rewind(self, positions: torch.Tensor | Sequence[int]) -> None:
+        """Rejects each request's tokens from a position on.
+
+        Let E be one past the highest position run since the request began here at P: the new
+        position lies from max(P, E - (max_speculative_tokens + 1)) to the present one.
+
+        Args:
+            positions: int64 [R] on the state's device, or R numbers.
+
+        Raises:
+            ArgumentError: it is not one position a request.
+            SlotError: on the CPU, a position is out of these bounds (on CUDA it is not read).
+        """
+        target = torch.as_tensor(positions, dtype=torch.int64, device=self.slots.device)
+        if target.shape != self.positions.shape:
+            raise ArgumentError(
+                f"positions: expected shape [{self.num_requests}], got {list(target.shape)}"
+            )
+        if target.device.type == "cpu":
+            self._check_bounds(target)
+        self.positions = target.clone()
+
+    def _check_bounds(self, target: torch.Tensor) -> None:
+        reach = self.max_speculative_tokens + 1
+        lowest = torch.maximum(self._base, self._highest - reach)
+        for request in ((target < lowest) | (target > self.positions)).nonzero().flatten().tolist():
+            raise SlotError(
+                f"positions[{request}]: expected a position from {int(lowest[request])} to "
+                f"{int(self.positions[request])}, got {int(target[request])}; the state was made "
+                f"for max_speculative_tokens = {self.max_speculative_tokens}"
+            )
+
+    def _fill(self, history: torch.Tensor) -> None:
+        """Puts the tokens before each position into their columns."""
+        length = self.geometry.spec.history_length
+        if history.shape != (self.num_requests, length):
+            raise ArgumentError(
+                f"history: expected shape [{self.num_requests}, {length}], "
+                f"got {list(history.shape)}"
+            )
+        past = self.positions.unsqueeze(1) + torch.arange(-length, 0, device=self.slots.device)
+        columns = past.remainder(self.tokens.shape[1])
+        self.tokens.scatter_(1, columns, history.to(self.tokens))
+
+    def _check(self) -> None:
+        """Raises ArgumentError where the tensors do not fit each other or the geometry."""
+        pool, geometry = self.conv_state, self.geometry
+        if pool.ndim != 3 or self.max_speculative_tokens < 0 or pool.shape[2] != geometry.channels:
+            raise ArgumentError(
+                f"conv_state: expected shape [slots, at least {geometry.state_length + 1}, "
+                f"{geometry.channels}], got {list(pool.shape)}"
+            )
+        for name, tensor in (("slots", self.slots), ("positions", self.positions)):
+            if tensor.dtype != torch.int64 or tensor.ndim != 1 or tensor.device != pool.device:
+                raise ArgumentError(
+                    f"{name}: expected int64 [R] on {pool.device}, got {tensor.dtype} "
+                    f"{list(tensor.shape)} on {tensor.device}"
+                )
+        if self.slots.shape != self.positions.shape:
+            raise ArgumentError(
+                f"positions: expected shape {list(self.slots.shape)} like slots, "
+                f"got {list(self.positions.shape)}"
+            )

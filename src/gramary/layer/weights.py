@@ -1,0 +1,68 @@
+"""The weights of a PLE layer in a model's files, without its table."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from gramary.checkpoint.model_files import find_model_files
+from gramary.checkpoint.safetensors_header import TensorEntry, read_header
+from gramary.errors import CheckpointError
+
+DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+NAMES = (
+    "key_proj.weight",
+    "value_proj.weight",
+    "norm_key.weight",
+    "norm_query.weight",
+    "norm_conv.weight",
+    "conv1d.weight",
+)
+# A model with images keeps its text layers one level deeper.
+PREFIXES = ("model.language_model.layers.{index}.ple.", "model.layers.{index}.ple.")
+
+
+def read_weights(folder: str | os.PathLike[str], layer_id: int) -> dict[str, torch.Tensor]:
+    """Returns the six weights of one PLE layer by their names within it, as they are stored.
+
+    Args:
+        folder: a model's folder.
+        layer_id: decoder layer, one-based.
+
+    Raises:
+        CheckpointError: the folder or a file is wrong, or a weight is missing, there twice, or of
+            a dtype that is no plain float.
+    """
+    files = find_model_files(Path(folder))
+    prefixes = [prefix.format(index=layer_id - 1) for prefix in PREFIXES]
+    wanted = {prefix + name: name for prefix in prefixes for name in NAMES}
+    found: dict[str, TensorEntry] = {}
+    for file in files.names:
+        for entry in read_header(files.folder / file):
+            name = wanted.get(entry.name)
+            if name is not None and name in found:
+                raise CheckpointError(
+                    f"{folder}: expected {name} of decoder layer {layer_id} once, found it in "
+                    f"{found[name].file.path} and {entry.file.path}"
+                )
+            if name is not None:
+                found[name] = entry
+    missing = [name for name in NAMES if name not in found]
+    if missing:
+        raise CheckpointError(
+            f"{folder}: expected {prefixes[-1]}{missing[0]}, found none; decoder layer {layer_id} "
+            "has no complete PLE layer, download all files of the model"
+        )
+    return {name: _read(found[name]) for name in NAMES}
+
+
+def _read(entry: TensorEntry) -> torch.Tensor:
+    if entry.dtype not in DTYPES:
+        raise CheckpointError(
+            f"{entry.file.path}: expected {entry.name} in {', '.join(DTYPES)}, got "
+            f"{entry.describe()}; dequantise it and use load_state_dict()"
+        )
+    data = bytearray(entry.read())
+    return torch.frombuffer(data, dtype=DTYPES[entry.dtype]).view(entry.shape)
