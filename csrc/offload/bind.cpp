@@ -78,22 +78,6 @@ void make_service(RowService* self, std::uintptr_t base, const std::vector<Words
                           ServiceOptions{Waiter::kind_of(poll), num_threads});
 }
 
-nb::dict stats_of(const RowService& self) {
-    const ServiceStats& stats = self.stats();
-    nb::dict snapshot;
-    const auto put = [&](const char* name, const ServiceStats::Counter& counter) {
-        snapshot[name] = counter.load(std::memory_order_relaxed);
-    };
-    put("host_requests", stats.host_requests);
-    put("stream_requests", stats.stream_requests);
-    put("rows", stats.rows);
-    put("failures", stats.failures);
-    put("late_answers", stats.late_answers);
-    put("waiting_ns", stats.waiting_ns);
-    put("gathering_ns", stats.gathering_ns);
-    return snapshot;
-}
-
 nb::list spans_of(RowService& self) {
     nb::list spans;
     for (const TraceLog::Span& span : self.trace().take()) {
@@ -128,8 +112,7 @@ void bind_offload(nb::module_& m) {
         .def("__init__", &make_service)
         .def("start", &RowService::start, Released())
         .def("stop", &RowService::stop, Released())
-        .def("run", &RowService::run, Released())
-        .def("stats", &stats_of)
+        .def("run", &RowService::run, nb::arg("parent"), Released())
         .def("trace", [](RowService& self, bool on) { self.trace().enable(on); })
         .def("take_spans", &spans_of)
         .def("hold", [](RowService& self, bool held) { self.script().hold(held); })
@@ -161,6 +144,7 @@ void bind_offload(nb::module_& m) {
     layout["heartbeat"] = offsetof(RegionHeader, heartbeat);
     layout["service_state"] = offsetof(RegionHeader, service_state);
     layout["service_pid"] = offsetof(RegionHeader, service_pid);
+    layout["counters"] = offsetof(RegionHeader, counters);
     layout["slot_header"] = sizeof(SlotHeader);
     layout["slot_number"] = offsetof(SlotHeader, number);
     layout["slot_num_tokens"] = offsetof(SlotHeader, num_tokens);

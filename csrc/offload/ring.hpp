@@ -53,6 +53,19 @@ struct alignas(kLine) RegionHeader {
     alignas(kLine) std::uint64_t heartbeat;
     std::uint32_t service_state;
     std::uint32_t service_pid;
+    // Written by the service: running totals.
+    alignas(kLine) std::int64_t counters[8];
+};
+
+// What the counters count.
+enum class Counter : std::size_t {
+    host_requests,
+    stream_requests,
+    rows,
+    failures,
+    late_answers,
+    waiting_ns,  // for the release of a slot whose next request was there
+    gathering_ns,
 };
 
 enum class Failure : std::int32_t { none = 0, read = 1, checksum = 2, token = 3, row_id = 4 };
@@ -93,7 +106,7 @@ struct alignas(kLine) InputHeader {
     alignas(kLine) std::uint64_t states[kMaxLayers];
 };
 
-static_assert(sizeof(RegionHeader) == 3 * kLine);
+static_assert(sizeof(RegionHeader) == 4 * kLine);
 static_assert(offsetof(RegionHeader, host_number) == kLine);
 static_assert(offsetof(RegionHeader, heartbeat) == 2 * kLine);
 static_assert(sizeof(Answer) == 2 * kLine && offsetof(Answer, ready) == kLine);
@@ -107,6 +120,10 @@ T load_acquire(const T& word) noexcept {
 template <class T>
 void store_release(T& word, T value) noexcept {
     std::atomic_ref<T>(word).store(value, std::memory_order_release);
+}
+// For words with one writer.
+inline void add(std::int64_t& word, std::int64_t amount) noexcept {
+    store_release(word, load_acquire(word) + amount);
 }
 inline bool swap_state(std::uint64_t& state, std::uint64_t from, std::uint64_t to) noexcept {
     return std::atomic_ref<std::uint64_t>(state).compare_exchange_strong(from, to,

@@ -10,6 +10,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// Rounds between two looks at the parent; an idle service takes half a second for them.
+constexpr std::uint64_t kBeatsPerLook = 1024;
+
 std::int64_t ns_since(Clock::time_point begin) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begin).count();
 }
@@ -29,11 +32,13 @@ void RowService::start() {
 }
 
 void RowService::stop() {
+    // Once stopped, the region may be gone.
+    if (!dispatcher_.joinable()) return;
     store_release(region_.header->stop, std::uint32_t{1});
-    if (dispatcher_.joinable()) dispatcher_.join();
+    dispatcher_.join();
 }
 
-void RowService::run() {
+void RowService::run(int parent_pid) {
     RegionHeader& header = *region_.header;
     header.service_pid = static_cast<std::uint32_t>(getpid());
     store_release(header.service_state, static_cast<std::uint32_t>(ServiceState::running));
@@ -41,6 +46,7 @@ void RowService::run() {
     std::uint64_t beats = 0;
     while (!load_acquire(header.stop)) {
         store_release(header.heartbeat, ++beats);
+        if (parent_pid != 0 && beats % kBeatsPerLook == 0 && getppid() != parent_pid) break;
         const bool worked_for_stream = serve_streams();
         const bool worked_for_host = serve_host();
         if (worked_for_stream || worked_for_host) {
@@ -69,20 +75,22 @@ void RowService::serve_stream(Slot& slot) {
         std::clamp<std::int64_t>(slot.header->num_tokens, 0, region_.max_tokens);
     for (std::size_t layer = 0; layer < stores_.size(); ++layer) {
         const LayerStore& store = stores_[layer];
-        const std::span<const std::int64_t> ids(
-            slot.layers[layer].ids, static_cast<std::size_t>(num_tokens * store.num_heads()));
+        // Taken out first: a requester whose earlier request was given up may write anew.
+        stream_ids_.assign(slot.layers[layer].ids,
+                           slot.layers[layer].ids + num_tokens * store.num_heads());
+        const std::span<const std::int64_t> ids(stream_ids_);
         const auto begin = Clock::now();
         const std::int64_t begin_ns = TraceLog::now_ns();
         std::optional<StoreFailure> failure = store.check(ids);
         if (!failure) failure = store.gather(ids, slot.layers[layer].rows, pool_);
-        stats_.gathering_ns += ns_since(begin);
-        stats_.rows += static_cast<std::int64_t>(ids.size());
+        count(Counter::gathering_ns, ns_since(begin));
+        count(Counter::rows, static_cast<std::int64_t>(ids.size()));
         trace_.add({store.has_disk_rows() ? TraceLog::Kind::read_disk : TraceLog::Kind::gather, 1,
                     number, begin_ns, TraceLog::now_ns()});
         publish(slot, layer, number, slot.header->states[layer], failure);
     }
     store_release(slot.header->done, number);
-    ++stats_.stream_requests;
+    count(Counter::stream_requests, 1);
 }
 
 bool RowService::serve_host() {
@@ -96,14 +104,14 @@ bool RowService::serve_host() {
     }
     if (waiting_since_ != Clock::time_point{}) {
         const std::int64_t waited = ns_since(waiting_since_), now = TraceLog::now_ns();
-        stats_.waiting_ns += waited;
+        count(Counter::waiting_ns, waited);
         trace_.add({TraceLog::Kind::wait_previous_request, 0, number, now - waited, now});
         waiting_since_ = {};
     }
     answer_host(number, slot, region_.input(number));
     store_release(slot.header->done, number);
     served_host_ = number;
-    ++stats_.host_requests;
+    count(Counter::host_requests, 1);
     return true;
 }
 
@@ -155,8 +163,8 @@ std::optional<StoreFailure> RowService::gather_in_pieces(std::size_t layer, std:
         const std::int64_t begin_ns = TraceLog::now_ns();
         const auto failure =
             store.gather(piece, out + static_cast<std::int64_t>(begin) * store.row_bytes(), pool_);
-        stats_.gathering_ns += ns_since(started);
-        stats_.rows += static_cast<std::int64_t>(piece.size());
+        count(Counter::gathering_ns, ns_since(started));
+        count(Counter::rows, static_cast<std::int64_t>(piece.size()));
         trace_.add({kind, 0, number, begin_ns, TraceLog::now_ns()});
         if (failure) return failure;
     }
@@ -175,11 +183,11 @@ void RowService::publish(Slot& slot, std::size_t layer, std::uint64_t number, st
     answer.file = told.file;
     answer.offset = told.offset;
     store_release(answer.number, number);
-    if (outcome) ++stats_.failures;
+    if (outcome) count(Counter::failures, 1);
     if (swap_state(state, state_of(number, Phase::requested), state_of(number, Phase::published))) {
         store_release(answer.ready, std::uint32_t{1});
     } else {
-        ++stats_.late_answers;
+        count(Counter::late_answers, 1);
     }
     trace_.add(
         {TraceLog::Kind::publish, slot.is_stream ? 1 : 0, number, begin_ns, TraceLog::now_ns()});

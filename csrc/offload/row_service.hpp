@@ -1,8 +1,6 @@
 #pragma once
-#include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -18,17 +16,6 @@ namespace gramary::offload {
 struct ServiceOptions {
     Waiter::Kind poll = Waiter::Kind::adaptive;
     int num_threads = 1;
-};
-
-struct ServiceStats {
-    using Counter = std::atomic<std::int64_t>;
-    Counter host_requests{0};
-    Counter stream_requests{0};
-    Counter rows{0};
-    Counter failures{0};
-    Counter late_answers{0};
-    Counter waiting_ns{0};  // for the release of a slot whose next request was there
-    Counter gathering_ns{0};
 };
 
 // Serves the requests of one region.
@@ -47,14 +34,17 @@ class RowService {
     void start();
     // Asks the dispatcher to end and waits until it has; requests in flight stay unanswered.
     void stop();
-    // The dispatcher's loop, until the region's stop word is set.
-    void run();
+    // The dispatcher's loop, until the region's stop word is set or, with a parent given, this
+    // process has another one.
+    void run(int parent_pid = 0);
 
-    const ServiceStats& stats() const noexcept { return stats_; }
     ServiceScript& script() noexcept { return script_; }
     TraceLog& trace() noexcept { return trace_; }
 
  private:
+    void count(Counter counter, std::int64_t amount) noexcept {
+        add(region_.header->counters[static_cast<std::size_t>(counter)], amount);
+    }
     bool serve_streams();
     void serve_stream(Slot& slot);
     bool serve_host();
@@ -71,9 +61,9 @@ class RowService {
     ThreadPool pool_;
     ServiceScript script_;
     TraceLog trace_;
-    ServiceStats stats_;
     std::uint64_t served_host_ = 0;
     std::chrono::steady_clock::time_point waiting_since_{};
+    std::vector<std::int64_t> stream_ids_;
     std::thread dispatcher_;
 };
 

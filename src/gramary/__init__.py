@@ -4,8 +4,10 @@ from gramary import errors, ple
 from gramary.batch import Batch
 from gramary.hashing import HashSpec
 from gramary.layer import PLELayer
+from gramary.offload import Connector
 from gramary.ops.hash import ngram_ids
 from gramary.placement import Placement, plan_placement
+from gramary.settings import Settings
 from gramary.slots import SlotPool
 from gramary.table import Table
 
@@ -13,9 +15,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Batch",
+    "Connector",
     "HashSpec",
     "PLELayer",
     "Placement",
+    "Settings",
     "SlotPool",
     "Table",
     "__version__",

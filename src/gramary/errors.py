@@ -19,7 +19,8 @@ GramaryError
 ├── LoadError                         rows were loaded twice, not at all, or out of turn
 ├── ClosedError                       the object was closed
 ├── RowReadError                      reading rows from a file failed
-├── RowFetchError                     a request for rows failed or timed out
+├── RowFetchError                     a request for rows failed
+│   └── FetchTimeoutError             it was given up, or its worker died
 ├── SlotsBusyError                    every result slot is taken
 ├── SlotError                         a window slot is used against its rules
 ├── ReceiptError                  a receipt does not follow its schema
@@ -122,7 +123,23 @@ class RowReadError(GramaryError):
 
 
 class RowFetchError(GramaryError):
-    """A request for rows failed or timed out; the named requests must be restarted."""
+    """A request for rows failed; the named requests must be restarted.
+
+    Attributes:
+        file: path of the file whose read failed, or "".
+        offset: byte offset of the failing read, or index of the wrong token or id.
+        errno: system error number, or 0.
+    """
+
+    def __init__(self, message: str, *, file: str = "", offset: int = 0, errno: int = 0) -> None:
+        super().__init__(message)
+        self.file = file
+        self.offset = offset
+        self.errno = errno
+
+
+class FetchTimeoutError(RowFetchError):
+    """A request for rows was not answered in time, or its worker died."""
 
 
 class SlotsBusyError(GramaryError):

@@ -23,6 +23,7 @@ from gramary.settings import Settings
 from gramary.source import open_source
 from gramary.stats import CallCounter, TableStats, TierStats
 from gramary.storage import StorageRequest, plan_storage, resolve_device
+from gramary.tiers.base import Tier
 
 logger = logging.getLogger("gramary")
 
@@ -293,6 +294,11 @@ class Table:
         if self._store.placement is None:
             raise LoadError("placement: planned when the first shard arrives, and none has")
         return self._store.placement
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """The tiers that hold this rank's rows; none before storage is taken."""
+        return tuple(self._store.tiers)
 
     def stats(self) -> TableStats:
         """Returns a snapshot of counters; on CUDA it first raises what `check` would."""

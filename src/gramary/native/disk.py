@@ -107,6 +107,11 @@ class DiskReader:
             raise ArgumentError(str(error)) from None
         self._say_notes()
 
+    @property
+    def address(self) -> int:
+        """Address of the core's reader; it must not be used after `close`."""
+        return int(self._core.address())
+
     def read(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:
         """Fills out[i] with the encoded row `row_ids[i]`; each block is read once.
 

@@ -125,13 +125,9 @@ class RowService:
         """Ends the dispatcher; requests in flight stay unanswered. A second call does nothing."""
         self._core.stop()
 
-    def run(self) -> None:
-        """Serves on this thread until the region's stop word is set."""
-        self._core.run()
-
-    def stats(self) -> dict[str, int]:
-        """Returns a snapshot of the service's counters."""
-        return dict(self._core.stats())
+    def run(self, parent: int = 0) -> None:
+        """Serves on this thread until the region says stop, or the parent process is gone."""
+        self._core.run(parent)
 
     def trace(self, on: bool) -> None:
         """Starts or ends the keeping of spans."""

@@ -1,3 +1,6 @@
 """Rows in place before the layer asks: an engine's requests and the service that answers them."""
 
-__all__: list[str] = []
+from gramary.offload.connector import Connector
+from gramary.offload.ticket import Ticket
+
+__all__ = ["Connector", "Ticket"]

@@ -22,18 +22,34 @@ PAGE = 4096
 
 # Fields of the structures, as byte offsets from their start.
 HOST_NUMBER, STOP, HEARTBEAT, SERVICE_STATE, SERVICE_PID = 64, 72, 128, 136, 140
+COUNTERS = 192
+
+# The service state of a service that has come up.
+SERVICE_RUNNING = 1
 SLOT_NUMBER, SLOT_NUM_TOKENS, DOORBELL, RELEASED, DONE, SLOT_STATES = 0, 8, 64, 128, 192, 256
 INPUT_NUMBER, INPUT_NUM_TOKENS, INPUT_NUM_REQUESTS, INPUT_HAS_HISTORY = 0, 8, 16, 24
 INPUT_STATES = 64
 ANSWER_NUMBER, ANSWER_FAILURE, ANSWER_ERROR, ANSWER_FILE, ANSWER_OFFSET = 0, 8, 12, 16, 24
 READY = 64
 
-REGION_HEADER_BYTES = 3 * LINE
+REGION_HEADER_BYTES = 4 * LINE
 SLOT_HEADER_BYTES = 5 * LINE
 INPUT_HEADER_BYTES = 2 * LINE
 ANSWER_BYTES = 2 * LINE
 
 _HEADER = struct.Struct("<QIIQ")
+
+
+# What the service counts, in the order of its words.
+COUNTER_NAMES = (
+    "host_requests",
+    "stream_requests",
+    "rows",
+    "failures",
+    "late_answers",
+    "waiting_ns",
+    "gathering_ns",
+)
 
 
 class Phase(enum.IntEnum):

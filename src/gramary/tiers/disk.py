@@ -36,12 +36,18 @@ class DiskTier(Tier):
     ) -> None:
         super().__init__(first_row, num_rows, layout.row_bytes)
         chosen = settings or Settings()
+        self.layout = layout
         self._reader = DiskReader(
             flatten_layout(layout),
             reader=chosen.disk_reader,
             direct_io=chosen.direct_io,
             mmap_budget_bytes=chosen.mmap_budget_mib << 20,
         )
+
+    @property
+    def reader_address(self) -> int:
+        """Address of the core's reader, for a row service in this process; dies with `close`."""
+        return self._reader.address
 
     def write(self, first_row: int, rows: torch.Tensor) -> None:
         """Raises UnsupportedError: the rows are in the files already."""

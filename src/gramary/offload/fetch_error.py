@@ -1,0 +1,45 @@
+"""What went wrong with a ticket, in words."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from gramary.errors import FetchTimeoutError, RowFetchError
+from gramary.offload.ring import Failure
+from gramary.offload.ticket import Ticket
+
+REMEDY = "Its requests' windows hold NaN from this batch on: restart them."
+
+
+def failed_answer(
+    ticket: Ticket,
+    layer: int,
+    answer: tuple[int, Failure, int, int, int],
+    files: Sequence[str],
+) -> RowFetchError:
+    """Returns the error of an answered request that has no rows."""
+    _, failure, errno, index, offset = answer
+    file = files[index] if 0 <= index < len(files) else ""
+    if failure in (Failure.READ, Failure.CHECKSUM):
+        why = os.strerror(errno) if errno else "short read"
+        if failure is Failure.CHECKSUM:
+            why = "the block's checksum differs; run `gramary verify`"
+        what = f"reading {file or 'a file'} at byte {offset} failed: {why} (errno {errno})"
+    else:
+        named = "token" if failure is Failure.TOKEN else "row id"
+        what = f"{named} {offset} of the batch is out of range"
+    return RowFetchError(
+        f"{ticket}, layer {layer}: {what}. {REMEDY}", file=file, offset=offset, errno=errno
+    )
+
+
+def timed_out(
+    ticket: Ticket, layer: int, timeout_s: float, why_dead: str | None
+) -> FetchTimeoutError:
+    """Returns the error of a request that was given up."""
+    what = why_dead or f"no answer within {timeout_s:g} s (GRAMARY_REQUEST_TIMEOUT_S)"
+    return FetchTimeoutError(f"{ticket}, layer {layer}: {what}. {REMEDY}")
+
+
+__all__ = ["failed_answer", "timed_out"]

@@ -1,0 +1,118 @@
+"""The two lanes: who may request when, and under which number.
+
+Host lane: requests numbered by the host, `num_slots` results under way; the service answers them
+in order. Stream lane: one slot, one request under way; the service answers it before anything of
+the host lane. Neither waits for the other.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from gramary.batch import Batch
+from gramary.errors import FetchTimeoutError, SlotsBusyError
+from gramary.offload.region import Region
+from gramary.offload.ring import SlotPlaces
+from gramary.offload.ticket import Ticket
+
+
+class Quarantine:
+    """Slots whose request timed out, until the service is through with it."""
+
+    def __init__(self, region: Region) -> None:
+        self._region = region
+        self._numbers: dict[SlotPlaces, int] = {}
+
+    def add(self, ticket: Ticket) -> None:
+        """Locks the slot of a ticket that timed out."""
+        if ticket.slot is not None:
+            self._numbers[ticket.slot] = ticket.number
+
+    def require_free(self, slot: SlotPlaces) -> None:
+        """Raises FetchTimeoutError where the slot is locked and was not answered since."""
+        number = self._numbers.get(slot, 0)
+        if self._region.done(slot) < number:
+            raise FetchTimeoutError(
+                f"the slot is quarantined: its request {number} timed out and the worker has not "
+                "answered it yet"
+            )
+        self._numbers.pop(slot, None)
+
+
+class HostLane:
+    """Requests of prompt-only batches, from host tensors, ahead of the forward they belong to."""
+
+    def __init__(self, region: Region, quarantine: Quarantine) -> None:
+        self._region = region
+        self._quarantine = quarantine
+        self._newest = 0
+        self._unawaited = 0
+
+    def request(self, batch: Batch) -> Ticket:
+        """Copies a batch's inputs and returns its ticket; never blocks.
+
+        Raises:
+            SlotsBusyError: as many tickets as there are slots were not awaited, or the consumer
+                is so far behind that no place for the inputs is free.
+            FetchTimeoutError: the slot holds a request that timed out and was not answered yet.
+        """
+        ring = self._region.ring
+        if self._unawaited >= len(ring.host_slots):
+            raise SlotsBusyError(
+                f"{self._unawaited} ticket(s) of the host lane were not awaited and there are "
+                f"{len(ring.host_slots)} slot(s): wait for or cancel one, or raise num_slots"
+            )
+        number = self._newest + 1
+        slot = ring.host_slot(number)
+        self._quarantine.require_free(slot)
+        oldest = number - len(ring.inputs)
+        if oldest > 0 and self._region.released(slot) < oldest:
+            raise SlotsBusyError(
+                f"the inputs of {len(ring.inputs)} requests are kept and the oldest is still "
+                "under way: let the consumer catch up"
+            )
+        self._newest = number
+        self._unawaited += 1
+        self._region.write_inputs(number, batch.token_ids, batch.query_start_loc, batch.history)
+        self._region.announce(number)
+        return Ticket("host", number, batch.num_tokens, batch.num_requests, slot)
+
+    def awaited(self) -> None:
+        """Counts a ticket that is awaited for the first time, or canceled."""
+        self._unawaited -= 1
+
+
+class StreamLane:
+    """Requests by row ids in the order of one stream (on the CPU: of the calls)."""
+
+    def __init__(self, region: Region, slot: SlotPlaces, quarantine: Quarantine) -> None:
+        self._region = region
+        self._quarantine = quarantine
+        self._slot = slot
+        self._newest = 0
+        self._is_taken = False
+
+    def request(self, batch: Batch, ids: list[torch.Tensor]) -> Ticket:
+        """Writes row ids [T, heads], a tensor a layer, rings, and returns the ticket.
+
+        Raises:
+            SlotsBusyError: the lane's last ticket was not awaited, or not for every layer.
+            FetchTimeoutError: its slot holds a request that timed out and was not answered yet.
+        """
+        if self._is_taken:
+            raise SlotsBusyError(
+                "the stream lane's last ticket was not awaited for every layer: wait for it, "
+                "cancel it, or call release_outputs()"
+            )
+        self._quarantine.require_free(self._slot)
+        self._newest += 1
+        self._is_taken = True
+        self._region.write_ids(self._slot, self._newest, ids)
+        return Ticket("stream", self._newest, batch.num_tokens, batch.num_requests, self._slot)
+
+    def released(self) -> None:
+        """Counts the lane's ticket as taken or canceled."""
+        self._is_taken = False
+
+
+__all__ = ["HostLane", "Quarantine", "StreamLane"]

@@ -1,0 +1,181 @@
+"""The shared memory of one connector, as its engine sees it."""
+
+from __future__ import annotations
+
+import torch
+
+from gramary.native import offload as words
+from gramary.native.memory import HostMapping
+from gramary.offload import ring
+from gramary.offload.ring import Failure, InputPlaces, Phase, Ring, RingShape, SlotPlaces, state_of
+
+
+class Region:
+    """Memory of one shape, zeroed, with the words of the protocol by name.
+
+    Attributes:
+        ring: where everything lies.
+        address: address of the first byte in this process.
+        descriptor: file descriptor of the memory, owned by the region.
+    """
+
+    def __init__(self, shape: RingShape) -> None:
+        self.ring = Ring(shape)
+        self._mapping = HostMapping(self.ring.num_bytes)
+        self.address = self._mapping.address
+        self.descriptor = self._mapping.descriptor
+        self._bytes = self._mapping.tensor()
+        header = torch.frombuffer(bytearray(self.ring.header()), dtype=torch.uint8)
+        self._bytes[: header.numel()] = header
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the region."""
+        return self.ring.num_bytes
+
+    def ids(self, slot: SlotPlaces, layer: int, num_tokens: int) -> torch.Tensor:
+        """Returns a slot's row ids of one layer: int64 [num_tokens, heads], in place."""
+        heads = self.ring.shape.num_heads[layer]
+        return self._view(slot.ids[layer], torch.int64, num_tokens, heads)
+
+    def rows(self, slot: SlotPlaces, layer: int, num_tokens: int) -> torch.Tensor:
+        """Returns a slot's rows of one layer: uint8 [num_tokens * heads, row_bytes], in place."""
+        shape = self.ring.shape
+        num_rows = num_tokens * shape.num_heads[layer]
+        return self._view(slot.rows[layer], torch.uint8, num_rows, shape.row_bytes[layer])
+
+    def write_inputs(
+        self,
+        number: int,
+        token_ids: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        history: torch.Tensor | None,
+    ) -> None:
+        """Copies a host-lane request's inputs and marks every layer as requested."""
+        places = self.ring.input(number)
+        num_tokens, num_requests = token_ids.numel(), query_start_loc.numel() - 1
+        self._view(places.tokens, torch.int64, num_tokens).copy_(token_ids)
+        self._view(places.starts, torch.int32, num_requests + 1).copy_(query_start_loc)
+        if history is not None:
+            width = self.ring.shape.history_length
+            self._view(places.history, torch.int64, num_requests, width).copy_(history)
+        header = self.address + places.header
+        words.store_u64(header + ring.INPUT_NUM_TOKENS, num_tokens)
+        words.store_u64(header + ring.INPUT_NUM_REQUESTS, num_requests)
+        words.store_u64(header + ring.INPUT_HAS_HISTORY, int(history is not None))
+        words.store_u64(header + ring.INPUT_NUMBER, number)
+        self.mark_requested(places, number)
+
+    def write_ids(self, slot: SlotPlaces, number: int, ids: list[torch.Tensor]) -> None:
+        """Copies a stream-lane request's row ids, one tensor [T, heads] a layer, and rings."""
+        num_tokens = ids[0].shape[0]
+        for layer, layer_ids in enumerate(ids):
+            self.ids(slot, layer, num_tokens).copy_(layer_ids)
+        header = self.address + slot.header
+        words.store_u64(header + ring.SLOT_NUM_TOKENS, num_tokens)
+        words.store_u64(header + ring.SLOT_NUMBER, number)
+        self.mark_requested(slot, number)
+        words.store_u32(header + ring.DOORBELL, 1)
+
+    def announce(self, number: int) -> None:
+        """Tells the service of the newest host-lane request."""
+        words.store_u64(self.address + ring.HOST_NUMBER, number)
+
+    def mark_requested(self, places: SlotPlaces | InputPlaces, number: int) -> None:
+        """Sets every layer's state word to requested."""
+        for layer in range(self.ring.shape.num_layers):
+            state = state_of(number, Phase.REQUESTED)
+            words.store_u64(self._state_address(places, layer), state)
+
+    def abandon(self, places: SlotPlaces | InputPlaces, number: int, layer: int) -> bool:
+        """Gives a layer of a request up; returns False where its answer was published first."""
+        requested = state_of(number, Phase.REQUESTED)
+        abandoned = state_of(number, Phase.ABANDONED)
+        return words.swap_u64(self._state_address(places, layer), requested, abandoned)
+
+    def is_requested(self, places: SlotPlaces | InputPlaces, number: int, layer: int) -> bool:
+        """Returns whether a layer of a request is neither answered nor given up."""
+        state = words.load_u64(self._state_address(places, layer))
+        return state == state_of(number, Phase.REQUESTED)
+
+    def wait_ready(self, slot: SlotPlaces, layer: int, timeout_s: float) -> bool:
+        """Waits for a layer's flag; returns False after the time-out."""
+        return words.wait_word(self.ready_address(slot, layer), timeout_s)
+
+    def raise_ready(self, slot: SlotPlaces, layer: int) -> None:
+        """Raises a layer's flag; for whoever gave the request up."""
+        words.store_u32(self.ready_address(slot, layer), 1)
+
+    def clear_ready(self, slot: SlotPlaces, layer: int) -> None:
+        """Lowers a layer's flag; for the consumer that waited for it."""
+        words.store_u32(self.ready_address(slot, layer), 0)
+
+    def answer(self, slot: SlotPlaces, layer: int) -> tuple[int, Failure, int, int, int]:
+        """Returns a layer's answer: number, failure, errno, file index and offset."""
+        base = self.address + slot.answers[layer]
+        error = words.load_u32(base + ring.ANSWER_ERROR)
+        file = words.load_u32(base + ring.ANSWER_FILE)
+        return (
+            words.load_u64(base + ring.ANSWER_NUMBER),
+            Failure(words.load_u32(base + ring.ANSWER_FAILURE)),
+            error,
+            -1 if file == 0xFFFFFFFF else file,
+            words.load_u64(base + ring.ANSWER_OFFSET),
+        )
+
+    def released(self, slot: SlotPlaces) -> int:
+        """Returns the newest request of a slot whose rows were taken."""
+        return words.load_u64(self.address + slot.header + ring.RELEASED)
+
+    def release(self, slot: SlotPlaces, number: int) -> None:
+        """Says that a request's rows were taken: the slot may be overwritten."""
+        words.store_u64(self.address + slot.header + ring.RELEASED, number)
+
+    def done(self, slot: SlotPlaces) -> int:
+        """Returns the newest request of a slot that the service is through with."""
+        return words.load_u64(self.address + slot.header + ring.DONE)
+
+    def slot_number(self, slot: SlotPlaces) -> int:
+        """Returns the newest request raised in a stream-lane slot."""
+        return words.load_u64(self.address + slot.header + ring.SLOT_NUMBER)
+
+    def ask_to_stop(self) -> None:
+        """Tells the service to end."""
+        words.store_u32(self.address + ring.STOP, 1)
+
+    def is_served(self) -> bool:
+        """Returns whether a service has come up."""
+        return words.load_u32(self.address + ring.SERVICE_STATE) == ring.SERVICE_RUNNING
+
+    def heartbeat(self) -> int:
+        """Returns the service's count of rounds."""
+        return words.load_u64(self.address + ring.HEARTBEAT)
+
+    def counters(self) -> dict[str, int]:
+        """Returns a snapshot of what the service counts."""
+        base = self.address + ring.COUNTERS
+        return {
+            name: words.load_u64(base + 8 * index) for index, name in enumerate(ring.COUNTER_NAMES)
+        }
+
+    def ready_address(self, slot: SlotPlaces, layer: int) -> int:
+        """Returns the address of a layer's flag in this process."""
+        return self.address + slot.answers[layer] + ring.READY
+
+    def close(self) -> None:
+        """Gives the memory back; no view of it may be used any more."""
+        self._mapping.close()
+
+    def _state_address(self, places: SlotPlaces | InputPlaces, layer: int) -> int:
+        is_slot = isinstance(places, SlotPlaces)
+        states = ring.SLOT_STATES if is_slot else ring.INPUT_STATES
+        return self.address + places.header + states + 8 * layer
+
+    def _view(self, place: int, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        count = 1
+        for size in shape:
+            count *= size
+        return self._bytes[place : place + count * dtype.itemsize].view(dtype).view(shape)
+
+
+__all__ = ["Region"]

@@ -1,0 +1,72 @@
+"""The row service, running: what an engine may ask of it, and the one on its own threads."""
+
+from __future__ import annotations
+
+import abc
+import os
+
+from gramary.native.offload import RowService, ServiceSpan, StoreArguments
+from gramary.offload.region import Region
+from gramary.settings import Settings
+
+
+class Service(abc.ABC):
+    """A running row service.
+
+    Order of calls: construct (the service answers from then on) → anything else → `stop`. A
+    service never makes a CUDA call.
+    """
+
+    @abc.abstractmethod
+    def why_dead(self) -> str | None:
+        """Returns None while the service lives, else what became of it, in words."""
+
+    @abc.abstractmethod
+    def stop(self) -> None:
+        """Ends the service and waits until it has; a second call does nothing."""
+
+
+class ThreadService(Service):
+    """The service on native threads of this process.
+
+    Attributes:
+        native: the core's service, for test scripts.
+    """
+
+    def __init__(
+        self, region: Region, stores: tuple[StoreArguments, ...], settings: Settings
+    ) -> None:
+        self.native = RowService(
+            region.address,
+            region.ring.places(),
+            stores,
+            poll=settings.poll,
+            num_threads=num_service_threads(settings),
+        )
+        self.native.start()
+        self._is_stopped = False
+
+    def why_dead(self) -> str | None:
+        """Returns what became of the service once it was stopped."""
+        return "the row service was stopped" if self._is_stopped else None
+
+    def trace(self, on: bool) -> None:
+        """Starts or ends the keeping of spans."""
+        self.native.trace(on)
+
+    def take_spans(self) -> list[ServiceSpan]:
+        """Returns the spans kept since the last call."""
+        return self.native.take_spans()
+
+    def stop(self) -> None:
+        """Ends the service's threads."""
+        self._is_stopped = True
+        self.native.stop()
+
+
+def num_service_threads(settings: Settings) -> int:
+    """Returns how many threads copy rows: the setting, or one a usable CPU, at most 16."""
+    return settings.num_threads or min(16, len(os.sched_getaffinity(0)))
+
+
+__all__ = ["Service", "ThreadService", "num_service_threads"]

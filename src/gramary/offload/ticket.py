@@ -1,0 +1,42 @@
+"""Tickets: rows under way for one batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from gramary.offload.ring import SlotPlaces
+
+
+@dataclasses.dataclass(eq=False)
+class Ticket:
+    """Rows under way for one batch, from `Connector.request` until every layer was awaited.
+
+    Attributes:
+        lane: "host", "stream", or "none" where the consumer reads all rows itself.
+        number: the request's number in its lane (and slot), from 1; 0 without a lane.
+        num_tokens: tokens of the batch, padding included.
+        num_requests: requests of the batch.
+        slot: where the rows arrive; None without a lane.
+        requested_at: when, on the monotonic clock in seconds.
+        awaited: layers that `wait` was called for.
+        is_released: whether its slot is, or in stream order will be, free.
+        is_canceled: whether it was given up by `cancel`.
+    """
+
+    lane: str
+    number: int
+    num_tokens: int
+    num_requests: int
+    slot: SlotPlaces | None = None
+    requested_at: float = dataclasses.field(default_factory=time.monotonic)
+    awaited: set[int] = dataclasses.field(default_factory=set)
+    is_released: bool = False
+    is_canceled: bool = False
+
+    def __str__(self) -> str:
+        lane = "no lane" if self.lane == "none" else f"{self.lane} lane, number {self.number}"
+        return f"ticket of {self.num_requests} request(s), {self.num_tokens} token(s) ({lane})"
+
+
+__all__ = ["Ticket"]

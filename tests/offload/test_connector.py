@@ -1,0 +1,242 @@
+"""Connector on the CPU: rows, lanes, order, release, failures. Stories with small tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from offload_stage import expected_rows, make_batch, make_table
+
+from gramary import Connector, Settings, Table
+from gramary.errors import (
+    ArgumentError,
+    ClosedError,
+    FetchTimeoutError,
+    RowFetchError,
+    SlotsBusyError,
+    TokenError,
+)
+
+QUICK = Settings(request_timeout_s=0.2, num_threads=2)
+
+
+@pytest.fixture
+def table() -> Iterator[Table]:
+    with make_table() as opened:
+        yield opened
+
+
+@pytest.fixture
+def connector(table: Table) -> Iterator[Connector]:
+    with Connector(table, max_tokens=16, settings=QUICK) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("codec", ["bf16", "fp16", "fp32", "fp8", "nvfp4"])
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.uint8])
+@pytest.mark.parametrize("prefill", [True, False])
+def test_rows_equal_the_tables(codec: str, dtype: torch.dtype | None, prefill: bool) -> None:
+    with make_table(codec) as table, Connector(table, max_tokens=16) as connector:
+        for seed in range(4):
+            batch = make_batch(seed, prefill=prefill)
+            rows = connector.wait(connector.request(batch), dtype=dtype)
+            assert torch.equal(rows, expected_rows(table, batch, dtype))
+
+
+def test_lanes_taken_and_why(table: Table, connector: Connector) -> None:
+    prompt, decode = make_batch(0), make_batch(1, prefill=False)
+    drafts = dataclasses.replace(make_batch(2), num_drafts=[1, 0, 0])
+    for batch in (prompt, decode, drafts):
+        connector.wait(connector.request(batch))
+    lanes = connector.stats()["lanes"]
+    assert lanes == {"host: prompt-only": 1, "stream: decode": 1, "stream: drafts": 1}
+    with Connector(table, max_tokens=16, prefill_early_request=False) as late:
+        rows = late.wait(late.request(prompt))
+        assert torch.equal(rows, expected_rows(table, prompt))
+        assert late.stats()["lanes"] == {"stream: prefill_early_request is off": 1}
+
+
+def test_early_requests_are_served_while_others_wait(table: Table, connector: Connector) -> None:
+    batches = [make_batch(seed) for seed in range(2)]
+    tickets = [connector.request(batch) for batch in batches]
+    decode = make_batch(9, prefill=False)
+    assert torch.equal(connector.wait(connector.request(decode)), expected_rows(table, decode))
+    # Awaited in the other order than requested: each slot is its own.
+    for ticket, batch in reversed(list(zip(tickets, batches, strict=True))):
+        assert torch.equal(connector.wait(ticket), expected_rows(table, batch))
+
+
+def test_inputs_are_copied_before_request_returns(table: Table, connector: Connector) -> None:
+    batch = make_batch(3)
+    expected = expected_rows(table, batch)
+    ticket = connector.request(batch)
+    batch.token_ids.zero_()
+    assert torch.equal(connector.wait(ticket), expected)
+
+
+def test_padding_and_empty_batches(table: Table, connector: Connector) -> None:
+    real = make_batch(4)
+    padded = dataclasses.replace(
+        real, token_ids=torch.cat([real.token_ids, torch.full((3,), 96)]), num_padding=3
+    )
+    rows = connector.wait(connector.request(padded))
+    assert torch.equal(rows[:8], expected_rows(table, real))
+    assert not rows[8:].any()
+    empty = make_batch(0, lengths=())
+    assert connector.wait(connector.request(empty)).shape == (0, table.spec.embed_dim)
+
+
+def test_busy_slots_and_cancel(table: Table, connector: Connector) -> None:
+    first, second = connector.request(make_batch(0)), connector.request(make_batch(1))
+    with pytest.raises(SlotsBusyError, match="num_slots"):
+        connector.request(make_batch(2))
+    connector.cancel(first)
+    third = connector.request(make_batch(2))
+    for ticket, seed in ((second, 1), (third, 2)):
+        assert torch.equal(connector.wait(ticket), expected_rows(table, make_batch(seed)))
+    with pytest.raises(ArgumentError, match="under way"):
+        connector.wait(first)
+    decode = connector.request(make_batch(5, prefill=False))
+    with pytest.raises(SlotsBusyError, match="stream lane"):
+        connector.request(make_batch(6, prefill=False))
+    connector.cancel(decode)
+    again = make_batch(7, prefill=False)
+    assert torch.equal(connector.wait(connector.request(again)), expected_rows(table, again))
+
+
+def test_many_canceled_tickets_leave_every_slot_free(table: Table, connector: Connector) -> None:
+    for seed in range(50):
+        connector.cancel(connector.request(make_batch(seed)))
+    batch = make_batch(99)
+    assert torch.equal(connector.wait(connector.request(batch)), expected_rows(table, batch))
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 3, 4])
+def test_order_under_random_delays(table: Table, num_slots: int) -> None:
+    with Connector(table, max_tokens=300, num_slots=num_slots, settings=QUICK) as connector:
+        connector.service.native.set_script(max_delay_us=2000, seed=num_slots)
+        lengths = tuple(i % 17 for i in range(32))
+        pending = []
+        for seed in range(24):
+            batch = make_batch(seed, lengths=lengths)
+            pending.append((connector.request(batch), batch))
+            if len(pending) == num_slots:
+                ticket, oldest = pending.pop(0)
+                assert torch.equal(connector.wait(ticket), expected_rows(table, oldest))
+            if seed % 3 == 0:
+                decode = make_batch(seed, lengths=(1,) * 32, prefill=False)
+                rows = connector.wait(connector.request(decode))
+                assert torch.equal(rows, expected_rows(table, decode))
+        for ticket, batch in pending:
+            assert torch.equal(connector.wait(ticket), expected_rows(table, batch))
+
+
+@pytest.mark.behaviour(32)
+@pytest.mark.parametrize("prefill", [True, False])
+def test_a_failed_request_is_nan_and_later_ones_are_well(table: Table, prefill: bool) -> None:
+    """Behaviour 32: an I/O error is that request's alone."""
+    with Connector(table, max_tokens=16, settings=QUICK) as connector:
+        connector.service.native.set_script(fail_every=2)
+        for seed in range(6):
+            batch = make_batch(seed, prefill=prefill)
+            out = torch.zeros(8, table.spec.embed_dim, dtype=torch.float32)
+            ticket = connector.request(batch)
+            if seed % 2:
+                with pytest.raises(RowFetchError, match="restart them") as caught:
+                    connector.wait(ticket, out=out)
+                assert caught.value.errno == 5
+                assert out.isnan().all()
+            else:
+                rows = connector.wait(ticket, out=out)
+                assert rows is out
+                assert torch.equal(out, expected_rows(table, batch, torch.float32))
+
+
+@pytest.mark.behaviour(32)
+@pytest.mark.parametrize("prefill", [True, False])
+def test_an_answer_after_the_time_out_wakes_nobody(table: Table, prefill: bool) -> None:
+    """Behaviour 32: a slow worker never hangs the engine, nor gives one request another's rows."""
+    with Connector(table, max_tokens=16, settings=QUICK) as connector:
+        service = connector.service.native
+        service.hold(True)
+        ticket = connector.request(make_batch(0, prefill=prefill))
+        began = time.monotonic()
+        out = torch.zeros(8, table.spec.embed_dim)
+        with pytest.raises(RowFetchError, match="GRAMARY_REQUEST_TIMEOUT_S"):
+            connector.wait(ticket, out=out)
+        assert 0.15 < time.monotonic() - began < 2
+        assert out.isnan().all()
+        slots_left = 1 if prefill else 0
+        for seed in range(slots_left):
+            connector.cancel(connector.request(make_batch(seed, prefill=prefill)))
+        with pytest.raises(FetchTimeoutError, match="quarantined"):
+            connector.request(make_batch(1, prefill=prefill))
+        service.hold(False)
+        deadline = time.monotonic() + 5
+        while connector.stats()["late_answers"] < 1 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert connector.stats()["late_answers"] == 1
+        for seed in range(2, 6):
+            batch = make_batch(seed, prefill=prefill)
+            assert torch.equal(
+                connector.wait(connector.request(batch)), expected_rows(table, batch)
+            )
+
+
+def test_close_with_requests_in_flight(table: Table) -> None:
+    connector = Connector(table, max_tokens=16, settings=QUICK)
+    connector.service.native.hold(True)
+    ticket = connector.request(make_batch(0))
+    connector.request(make_batch(1, prefill=False))
+    connector.close()
+    connector.close()
+    for call in (lambda: connector.wait(ticket), lambda: connector.request(make_batch(2))):
+        with pytest.raises(ClosedError):
+            call()
+
+
+def test_several_layers_with_one_request() -> None:
+    with (
+        make_table("fp8") as first,
+        make_table("nvfp4", ple_index=1) as second,
+        make_table("bf16", ple_index=2, ngram_size=4) as third,
+    ):
+        tables = [first, second, third]
+        with Connector(tables, max_tokens=16, settings=QUICK) as connector:
+            for seed, prefill in ((0, True), (1, False), (2, True)):
+                batch = make_batch(seed, prefill=prefill, width=3)
+                ticket = connector.request(batch)
+                for layer in (1, 0, 2):
+                    rows = connector.wait(ticket, layer=layer)
+                    assert torch.equal(rows, expected_rows(tables[layer], batch))
+            # Awaited for one layer only: the end of the forward frees the rest.
+            ticket = connector.request(make_batch(3, prefill=False, width=3))
+            connector.wait(ticket, layer=0)
+            with pytest.raises(ArgumentError, match="awaited before"):
+                connector.wait(ticket, layer=0)
+            with pytest.raises(SlotsBusyError):
+                connector.request(make_batch(4, prefill=False, width=3))
+            connector.release_outputs()
+            batch = make_batch(5, prefill=False, width=3)
+            rows = connector.wait(connector.request(batch), layer=2)
+            assert torch.equal(rows, expected_rows(third, batch))
+
+
+def test_wrong_arguments_are_named(table: Table, connector: Connector) -> None:
+    foreign = make_batch(0)
+    foreign.token_ids[2] = 97
+    with pytest.raises(TokenError, match=r"token_ids\[2\].*96, got 97"):
+        connector.request(foreign)
+    with pytest.raises(ArgumentError, match="max_tokens = 16"):
+        connector.request(make_batch(0, lengths=(17,)))
+    with pytest.raises(ArgumentError, match="2 columns"):
+        connector.request(make_batch(0, width=3))
+    with pytest.raises(ArgumentError, match="layer"):
+        connector.wait(connector.request(make_batch(0)), layer=1)
+    with pytest.raises(ArgumentError, match="worker"):
+        Connector(table, max_tokens=1, worker="fiber")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="tables"):
+        Connector([], max_tokens=1)

@@ -1,0 +1,70 @@
+"""Rows on disk, and split between host and disk, through the connector."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from offload_stage import expected_rows
+
+from gramary import Batch, Connector, Settings, Table
+from gramary.errors import RowFetchError
+
+QUICK = Settings(request_timeout_s=20, num_threads=2)
+
+
+def random_batch(table: Table, seed: int, *, prefill: bool) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(table.spec.vocab_size, (40,), generator=generator)
+    starts = torch.tensor([0, 25, 40], dtype=torch.int32)
+    return Batch(tokens, starts, is_prefill=prefill)
+
+
+@pytest.mark.parametrize("placement", ["disk", "host=20KiB,disk"])
+@pytest.mark.parametrize("worker", ["thread", "process"])
+def test_the_same_rows_from_every_placement(checkpoint: Path, placement: str, worker: str) -> None:
+    with (
+        Table.open(checkpoint) as resident,
+        Table.open(checkpoint, placement=placement) as table,
+        Connector(table, max_tokens=64, worker=worker, settings=QUICK) as connector,  # type: ignore[arg-type]
+    ):
+        for seed in range(4):
+            batch = random_batch(table, seed, prefill=seed % 2 == 0)
+            rows = connector.wait(connector.request(batch))
+            assert torch.equal(rows, expected_rows(resident, batch))
+
+
+@pytest.mark.behaviour(32)
+@pytest.mark.parametrize("prefill", [True, False])
+def test_a_file_that_shrinks_fails_its_requests_by_name(
+    copy_checkpoint: Callable[..., Path], prefill: bool
+) -> None:
+    """Behaviour 32: file and offset are told, results are NaN, and what is well stays well."""
+    path = copy_checkpoint(codec="fp8")
+    with (
+        Table.open(path) as resident,
+        Table.open(path, placement="disk") as table,
+        Connector(table, max_tokens=64, settings=QUICK) as connector,
+    ):
+        (tier,) = table.tiers
+        files = sorted({file.path for file in tier.layout.files})  # type: ignore[attr-defined]
+        sizes = {file: os.path.getsize(file) for file in files}
+        batch = random_batch(table, 1, prefill=prefill)
+        contents = {file: Path(file).read_bytes() for file in files}
+        for file in files:
+            os.truncate(file, 100)
+        out = torch.zeros(40, table.spec.embed_dim, dtype=torch.float32)
+        ticket = connector.request(batch)
+        with pytest.raises(RowFetchError, match="at byte") as caught:
+            connector.wait(ticket, out=out)
+        assert caught.value.file in files
+        assert 0 < caught.value.offset < sizes[caught.value.file]
+        assert out.isnan().all()
+        for file in files:
+            with open(file, "r+b") as opened:
+                opened.write(contents[file])
+        rows = connector.wait(connector.request(batch), dtype=torch.float32)
+        assert torch.equal(rows, expected_rows(resident, batch, torch.float32))

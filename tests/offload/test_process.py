@@ -1,0 +1,100 @@
+"""The worker process: the same rows, one copy of them, and a named death."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from offload_stage import expected_rows, make_batch, make_table
+
+from gramary import Connector, Settings, Table
+from gramary.errors import FetchTimeoutError, RowFetchError
+
+QUICK = Settings(request_timeout_s=20, num_threads=1)
+
+
+@pytest.fixture(scope="module")
+def table() -> Iterator[Table]:
+    with make_table() as opened:
+        yield opened
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+
+
+def test_rows_equal_the_tables_in_both_lanes(table: Table) -> None:
+    with Connector(table, max_tokens=16, worker="process", settings=QUICK) as connector:
+        for seed in range(6):
+            batch = make_batch(seed, prefill=seed % 2 == 0)
+            rows = connector.wait(connector.request(batch))
+            assert torch.equal(rows, expected_rows(table, batch))
+        stats = connector.stats()
+        assert (stats["host_requests"], stats["stream_requests"]) == (3, 3)
+        pid = connector.service.process.pid
+        maps = Path(f"/proc/{pid}/maps").read_text()
+    assert not is_alive(pid)
+    # The rows are mapped from the engine's own memory file.
+    assert re.search(r"memfd:gramary", maps)
+
+
+def test_a_killed_worker_is_found_within_a_second_and_named(table: Table) -> None:
+    with Connector(table, max_tokens=16, worker="process", settings=QUICK) as connector:
+        pid = connector.service.process.pid
+        os.kill(pid, signal.SIGSTOP)
+        ticket = connector.request(make_batch(0))
+        os.kill(pid, signal.SIGKILL)
+        began = time.monotonic()
+        out = torch.zeros(8, table.spec.embed_dim)
+        with pytest.raises(FetchTimeoutError, match=f"worker process {pid} was killed by signal 9"):
+            connector.wait(ticket, out=out)
+        assert time.monotonic() - began < 1
+        assert out.isnan().all()
+        with pytest.raises(RowFetchError, match=f"worker process {pid}"):
+            connector.request(make_batch(1))
+
+
+def test_a_worker_that_cannot_start_says_why(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gramary.offload.ring.VERSION", 999)
+    with pytest.raises(RowFetchError, match="version 999 of the ring"):
+        Connector(table, max_tokens=16, worker="process", settings=QUICK)
+
+
+ENGINE = """
+import sys, time
+from offload_stage import make_table
+from gramary import Connector, Settings
+table = make_table()
+connector = Connector(table, max_tokens=4, worker="process", settings=Settings(num_threads=1))
+print(connector.service.process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_worker_ends_with_its_engine() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    engine = subprocess.Popen(
+        [sys.executable, "-c", ENGINE], stdout=subprocess.PIPE, env=environment, text=True
+    )
+    assert engine.stdout is not None
+    worker = int(engine.stdout.readline())
+    assert is_alive(worker)
+    engine.kill()
+    engine.wait()
+    engine.stdout.close()
+    deadline = time.monotonic() + 5
+    while is_alive(worker) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not is_alive(worker)

@@ -1,0 +1,62 @@
+"""Small tables and batches for the tests of the offload."""
+
+from __future__ import annotations
+
+import torch
+
+from gramary import Batch, HashSpec, Table
+from gramary.codecs import encode_rows
+
+
+def make_spec(*, ngram_size: int = 3, ple_index: int = 0) -> HashSpec:
+    """Returns a small geometry: a few thousand rows of 32 values."""
+    heads = (ngram_size - 1) * 2
+    return HashSpec.from_config(
+        {
+            "vocab_size": 97,
+            "hidden_size": 64,
+            "ple_embed_dim": 32 * heads,
+            "ngram_size": ngram_size,
+            "heads_per_ngram": 2,
+            "ple_layer_ids": [1, 2, 3],
+            "num_hidden_layers": 4,
+            "ngram_vocab_size_base": 500,
+            "make_ngram_vocab_size_divisible_by": 8,
+            "eos_token_id": 5,
+        },
+        ple_index=ple_index,
+    )
+
+
+def make_table(codec: str = "fp8", **geometry: int) -> Table:
+    """Returns a host table of random rows."""
+    spec = make_spec(**geometry)
+    generator = torch.Generator().manual_seed(spec.ple_index)
+    values = torch.randn(spec.num_rows, spec.row_dim, generator=generator)
+    rows, encoded = encode_rows(codec, values)
+    table = Table.empty(spec, encoded, placement="host", num_shards=1)
+    table.load_shard(0, rows)
+    table.finish_loading()
+    return table
+
+
+def make_batch(
+    seed: int, *, lengths: tuple[int, ...] = (5, 0, 3), prefill: bool = True, width: int = 2
+) -> Batch:
+    """Returns a random host batch of requests with histories."""
+    generator = torch.Generator().manual_seed(seed)
+    starts = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    return Batch(
+        torch.randint(97, (sum(lengths),), generator=generator),
+        starts,
+        history=torch.randint(97, (len(lengths), width), generator=generator),
+        is_prefill=prefill,
+    )
+
+
+def expected_rows(table: Table, batch: Batch, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Returns the batch's rows by the table's own call."""
+    history = batch.history
+    if history is not None:
+        history = history[:, history.shape[1] - table.spec.history_length :]
+    return table.embed(batch.token_ids, batch.query_start_loc, history, dtype=dtype)
