@@ -21,6 +21,7 @@ BAD_VALUES = {
     "GRAMARY_MMAP_BUDGET_MIB": ["0", "lots"],
     "GRAMARY_HUGE_PAGES": ["always"],
     "GRAMARY_PIN_HOST": ["perhaps"],
+    "GRAMARY_HOST_GATHER_ROWS": ["-1", "many"],
     "GRAMARY_FORCE_DOORBELL": ["-1"],
     "GRAMARY_POLL": ["busy"],
     "GRAMARY_REQUEST_TIMEOUT_S": ["0", "-1", "nan", "soon"],

@@ -464,3 +464,51 @@ def test_stats_count_calls_and_rows() -> None:
     assert stats.seconds > 0
     assert stats.tiers[0].name == "host"
     assert stats.tiers[0].nbytes == SPEC.num_rows * table.codec.row_bytes
+
+
+@pytest.mark.behaviour(9)
+def test_a_compiled_graph_holds_a_handle_and_no_table() -> None:
+    """Behaviour 9: the table is an opaque operation; the traced graph has no row of it."""
+    table, encoded = loaded("fp8")
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        assert all(tensor.numel() < 100 for tensor in inputs)
+        return graph.forward
+
+    @torch.compile(fullgraph=True, backend=backend)
+    def model(token_ids: torch.Tensor, starts: torch.Tensor, row_ids: torch.Tensor) -> torch.Tensor:
+        return (
+            table.embed(token_ids, starts).sum() + table.lookup(row_ids, dtype=torch.float32).sum()
+        )
+
+    token_ids, starts, history = random_batch(SPEC, [5])
+    history.fill_(SPEC.eos_token_id)
+    row_ids = torch.tensor([1, -1, 3])
+    batch = (token_ids, starts, history)
+    expected = (
+        expected_embedding(SPEC, table.codec, encoded, batch).sum()
+        + expected_rows(table.codec, encoded, row_ids, torch.float32).sum()
+    )
+    assert torch.equal(model(token_ids, starts, row_ids), expected)
+    [graph] = graphs
+    assert not list(graph.parameters())
+    assert not list(graph.buffers())
+    assert "gramary.embed" in graph.code
+    torch.compiler.reset()
+
+
+def test_a_compiled_lookup_writes_the_callers_buffer() -> None:
+    table, encoded = loaded()
+    out = poisoned((2, SPEC.row_dim), torch.float32)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def model(row_ids: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return table.lookup(row_ids, out=out) * 2
+
+    row_ids = torch.tensor([4, 9])
+    expected = expected_rows(table.codec, encoded, row_ids, torch.float32)
+    assert torch.equal(model(row_ids, out), expected * 2)
+    assert same_bits(out, expected)
+    torch.compiler.reset()

@@ -36,6 +36,8 @@ class Settings:
         mmap_budget_mib: resident size that `disk_reader="mmap"` keeps its mappings under, in MiB.
         huge_pages: take huge pages for host rows where they can be had.
         pin_host: register a host tier with CUDA so that the GPU can read it.
+        host_gather_rows: rows a batch from which CPU threads gather host rows for a GPU, where
+            the ids are on the host; None measures it at open.
         force_doorbell: ring the worker even where the GPU could read the rows itself.
         poll: how a worker waits: "adaptive" (spin, then sleep in steps), "spin" or "sleep".
         request_timeout_s: seconds after which a request for rows is given up.
@@ -56,6 +58,7 @@ class Settings:
     mmap_budget_mib: int = 256
     huge_pages: bool = True
     pin_host: bool = True
+    host_gather_rows: int | None = None
     force_doorbell: bool = False
     poll: str = "adaptive"
     request_timeout_s: float = 10.0
@@ -172,6 +175,9 @@ ENVIRONMENT: tuple[Variable, ...] = (
              "take huge pages for host rows where they can be had", _parse_bool, _is_bool),
     Variable("GRAMARY_PIN_HOST", "pin_host", _BOOL,
              "register a host tier with CUDA so that the GPU can read it", _parse_bool, _is_bool),
+    Variable("GRAMARY_HOST_GATHER_ROWS", "host_gather_rows", "an integer from 0 to 2^62",
+             "rows a batch from which CPU threads gather host rows for a GPU; measured if unset",
+             int, _or_none(_is_int_in(0, 1 << 62))),
     Variable("GRAMARY_FORCE_DOORBELL", "force_doorbell", _BOOL,
              "ring the worker even where the GPU could read the rows", _parse_bool, _is_bool),
     Variable("GRAMARY_POLL", "poll", "one of adaptive, spin, sleep",

@@ -13,11 +13,13 @@ from gramary.codecs import Codec
 from gramary.errors import ArgumentError, LoadError, UnsupportedError
 from gramary.hashing import HashSpec
 from gramary.lifetime import Lifetime
+from gramary.ops import opaque
 from gramary.ops.flat_batch import check_flat_batch
 from gramary.placement import Placement
+from gramary.reading import compiled
 from gramary.reading.arguments import flat_row_ids, require_device, result_buffer
 from gramary.reading.base import TableReader
-from gramary.reading.cpu import CpuReader
+from gramary.reading.choice import make_reader
 from gramary.row_store import Progress, RowStore
 from gramary.settings import Settings
 from gramary.source import open_source
@@ -38,6 +40,7 @@ class Table:
         spec: geometry and hash constants.
         codec: encoding of the rows.
         device: where results lie.
+        handle: number that stands for the table in compiled graphs.
     """
 
     def __init__(self, store: RowStore) -> None:
@@ -49,6 +52,7 @@ class Table:
         self._calls = CallCounter()
         self._making_reader = threading.Lock()
         self._reader: TableReader | None = None
+        self.handle: int = opaque.register(self)
 
     @classmethod
     def open(
@@ -106,6 +110,7 @@ class Table:
         table = cls(RowStore(request))
         try:
             table._store.load_files(progress)
+            table._require_reader()
         except BaseException:
             table.close()
             raise
@@ -195,6 +200,7 @@ class Table:
         """
         with self._life.using():
             self._store.materialize()
+            self._require_reader()
 
     def finish_loading(self) -> None:
         """Ends loading: every row of this rank must have been stored exactly once.
@@ -206,6 +212,7 @@ class Table:
         """
         with self._life.using():
             self._store.finish_loading()
+            self._require_reader()
 
     def lookup(
         self,
@@ -234,6 +241,8 @@ class Table:
             RowReadError: rows on disk cannot be read.
             LoadError, ClosedError: the table is not loaded, or closed.
         """
+        if torch.compiler.is_compiling():
+            return compiled.lookup(self, row_ids, out, dtype)
         with self._life.using():
             reader = self._require_reader()
             flat_ids = flat_row_ids(row_ids)
@@ -273,6 +282,9 @@ class Table:
                 first. What `out` holds is then undefined.
             ArgumentError, RowReadError, LoadError, ClosedError: as `lookup`.
         """
+        if torch.compiler.is_compiling():
+            batch = (token_ids, query_start_loc, history)
+            return compiled.embed(self, batch, out, dtype)
         with self._life.using():
             reader = self._require_reader()
             check_flat_batch(self.spec, token_ids, query_start_loc, history)
@@ -361,7 +373,7 @@ class Table:
             raise LoadError("the table is not loaded: load every shard, then finish_loading()")
         with self._making_reader:
             if self._reader is None:
-                self._reader = CpuReader(self.spec, self.codec, self._store.tiers)
+                self._reader = make_reader(self._store.request, self._store.tiers)
             return self._reader
 
     def _check_reader(self) -> None:

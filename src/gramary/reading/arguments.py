@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gramary.codecs import Codec, describe
-from gramary.errors import ArgumentError
+from gramary.errors import ArgumentError, RowIdError
 from gramary.ops.flat_batch import check_out
 
 _ID_DTYPES = (torch.int32, torch.int64)
@@ -22,6 +22,19 @@ def flat_row_ids(row_ids: torch.Tensor) -> torch.Tensor:
     if row_ids.dtype not in _ID_DTYPES:
         raise ArgumentError(f"row_ids: expected int32 or int64, got {describe(row_ids)}")
     return row_ids.reshape(-1).contiguous()
+
+
+def require_row_ids(row_ids: torch.Tensor, num_rows: int) -> None:
+    """Raises RowIdError for the first id int64 [n] on the CPU that is neither -1 nor a row."""
+    if row_ids.numel() == 0:
+        return
+    low, high = torch.aminmax(row_ids)
+    if low < -1 or high >= num_rows:
+        index = int(((row_ids < -1) | (row_ids >= num_rows)).to(torch.uint8).argmax())
+        raise RowIdError(
+            f"row_ids[{index}]: expected -1 (no row) or a row from 0 to {num_rows - 1}, got "
+            f"{int(row_ids[index])}"
+        )
 
 
 def require_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:

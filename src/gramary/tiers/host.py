@@ -9,7 +9,9 @@ import torch
 
 from gramary.errors import CapacityError
 from gramary.machine import HostRoom, HugePages, read_host_room, read_huge_pages
+from gramary.native import rows as native_rows
 from gramary.native.memory import HostMapping, Pages
+from gramary.native.rows import RowExtent
 from gramary.settings import Settings
 from gramary.tiers.base import Tier
 from gramary.tiers.registration import HostRegistry, Registration
@@ -112,12 +114,19 @@ class HostTier(Tier):
 
     def write(self, first_row: int, rows: torch.Tensor) -> None:
         """Copies rows first_row .. first_row + len(rows) - 1 in; `rows` may lie on any device."""
-        first = first_row - self.first_row
-        self.rows[first : first + rows.shape[0]].copy_(rows)
+        first, end = first_row - self.first_row, first_row - self.first_row + rows.shape[0]
+        step = self._registration.piece_bytes // self.row_bytes if self._registration else end + 1
+        while first < end:
+            # A copy from a GPU must not cross from one registered piece into the next.
+            stop = min(end, (first // step + 1) * step)
+            offset = first - (first_row - self.first_row)
+            self.rows[first:stop].copy_(rows[offset : offset + stop - first])
+            first = stop
 
     def gather(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:
         """Fills `out` uint8 [n, row_bytes] with the rows of `row_ids` int64 [n], all held here."""
-        torch.index_select(self.rows, 0, row_ids - self.first_row, out=out)
+        extent = RowExtent(self.rows.data_ptr(), self.first_row, self.num_rows)
+        native_rows.gather(row_ids, extent, self.row_bytes, out)
 
     def stats(self) -> Mapping[str, int | float | str]:
         """Returns the memory taken, its pages, its NUMA node and how it was registered."""

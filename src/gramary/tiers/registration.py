@@ -74,6 +74,7 @@ class Registration:
 
     Attributes:
         device_address: where GPUs see the range.
+        piece_bytes: bytes of each piece but the last; no copy engine reads across two of them.
         way: in words, how the range was registered.
 
     Raises:
@@ -95,6 +96,7 @@ class Registration:
             except OSError as error:
                 failures.append(f"{_describe(pieces)}: {error}")
                 continue
+            self.piece_bytes = pieces[0].num_bytes
             self.device_address = registry.device_address(address)
             self.way = "; ".join([*failures, f"registered {_describe(pieces)}"])
             return
