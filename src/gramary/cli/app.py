@@ -16,7 +16,14 @@ import typer
 
 from gramary.errors import GramaryError
 
-COMMANDS: tuple[str, ...] = ("inspect", "pack", "verify", "doctor", "bench")
+COMMANDS: tuple[str, ...] = (
+    "inspect",
+    "pack",
+    "verify",
+    "generate",
+    "doctor",
+    "bench",
+)
 """Subcommands in the order of the help page: `gramary.cli.<name>` with a function `<name>`."""
 
 EXIT_ERROR = 2
