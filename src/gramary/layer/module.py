@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from typing import Any
 
 import torch
 from torch import nn
 
-from gramary import ple
 from gramary.errors import ArgumentError
+from gramary.layer.batch import LayerBatch
 from gramary.layer.geometry import PLEGeometry
 from gramary.layer.state import PLEState
 from gramary.layer.weights import read_weights
@@ -181,8 +180,14 @@ class PLELayer(nn.Module):
             ArgumentError: a shape, dtype or device is wrong, or there is no table and no rows.
             TokenError, RowReadError: as `Table.embed`.
         """
-        query_start_loc = self._bounds(hidden_states, token_ids, query_start_loc)
+        self._check_batch(hidden_states, token_ids, query_start_loc)
         shape, tokens = hidden_states.shape, token_ids.flatten()
+        # Of a flat batch nobody knows, without reading the device, how long its requests are.
+        longest = None
+        if query_start_loc is None:
+            longest = token_ids.shape[1]
+            bounds = torch.arange(len(token_ids) + 1, dtype=torch.int32, device=tokens.device)
+            query_start_loc = bounds * longest
         num_requests = query_start_loc.shape[0] - 1
         if tokens.shape[0] == 0 or num_requests == 0:
             return hidden_states.clone() if add_residual else torch.zeros_like(hidden_states)
@@ -194,62 +199,25 @@ class PLELayer(nn.Module):
         if rows is None:
             rows = self._embed(tokens, query_start_loc, kept.history())
         geometry = self.geometry
-        residual = hidden_states.reshape(-1, geometry.streams, geometry.hidden_size).contiguous()
-        key = self.key_proj(rows).view(residual.shape)
-        value = self.value_proj(rows)
-        out = self._mix(residual, key, value, query_start_loc, kept, add_residual)
-        if state is not None:
-            state.advance(tokens, query_start_loc)
-        return out.view(shape)
-
-    def _mix(
-        self,
-        residual: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        query_start_loc: torch.Tensor,
-        state: PLEState,
-        add_residual: bool,
-    ) -> torch.Tensor:
-        """Runs the state operation on one batch; shapes as `gramary.ple.bind` takes them."""
-        num_tokens, num_requests = residual.shape[0], state.num_requests
-        geometry, device = self.geometry, residual.device
-        plan = planned(
-            ple.Caps(
-                device=device,
-                mode="mixed",
-                max_tokens=num_tokens,
-                max_seqs=num_requests,
-                max_state_slots=max(state.conv_state.shape[0], 1),
-                max_speculative_tokens=state.max_speculative_tokens,
-                streams=geometry.streams,
-                hidden_size=geometry.hidden_size,
-                kernel_size=geometry.kernel_size,
-                dilation=geometry.dilation,
-                dtype=self.dtype,
-            )
+        batch = LayerBatch(
+            geometry=geometry,
+            residual=hidden_states.reshape(-1, geometry.streams, geometry.hidden_size),
+            key=self.key_proj(rows).unflatten(-1, (geometry.streams, geometry.hidden_size)),
+            value=self.value_proj(rows),
+            query_start_loc=query_start_loc,
+            state=kept,
+            longest=longest,
         )
-        count = functools.partial(torch.full, (1,), dtype=torch.int32, device=device)
-        binding = ple.bind(
-            plan,
-            scratch=torch.empty(plan.scratch_nbytes, dtype=torch.uint8, device=device),
-            residual=residual,
-            key=key,
-            value=value,
+        out = batch.run(
             k_norm_weight=self.norm_key.weight,
             q_norm_weight=self.norm_query.weight,
             u_norm_weight=self.norm_conv.weight,
             conv_weight=self.conv1d.weight.squeeze(1),
-            query_start_loc=query_start_loc,
-            start_positions=state.positions,
-            state_slot_ids=state.slots,
-            num_seqs=count(num_requests),
-            num_tokens=count(num_tokens),
-            conv_state=state.conv_state,
-            out=torch.empty_like(residual),
             add_residual=add_residual,
         )
-        return ple.run(binding, eps=geometry.eps)
+        if state is not None:
+            state.advance(tokens, query_start_loc)
+        return out.reshape(shape)
 
     def _embed(
         self, token_ids: torch.Tensor, query_start_loc: torch.Tensor, history: torch.Tensor
@@ -258,30 +226,25 @@ class PLELayer(nn.Module):
             raise ArgumentError("rows: expected the tokens' rows, for this layer has no table")
         return self.table.embed(token_ids, query_start_loc, history, dtype=self.dtype)
 
-    def _bounds(
+    def _check_batch(
         self,
         hidden_states: torch.Tensor,
         token_ids: torch.Tensor,
         query_start_loc: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Returns query_start_loc, made of [B, T] where there is none; checks the shapes."""
-        num_dims = 1 if query_start_loc is not None else 2
-        shape = (*token_ids.shape, self.geometry.channels)
-        if token_ids.ndim != num_dims:
+    ) -> None:
+        """Raises ArgumentError where the shapes do not go together."""
+        is_flat = query_start_loc is not None
+        if token_ids.ndim != (1 if is_flat else 2):
+            expected = "[T] with" if is_flat else "[B, T] without"
             raise ArgumentError(
-                f"token_ids: expected shape {'[T]' if num_dims == 1 else '[B, T]'} "
-                f"{'with' if num_dims == 1 else 'without'} query_start_loc, "
-                f"got {list(token_ids.shape)}"
+                f"token_ids: expected shape {expected} query_start_loc, got {list(token_ids.shape)}"
             )
+        shape = (*token_ids.shape, self.geometry.channels)
         if tuple(hidden_states.shape) != shape or hidden_states.dtype != self.dtype:
             raise ArgumentError(
                 f"hidden_states: expected {self.dtype} {list(shape)}, got {hidden_states.dtype} "
                 f"{list(hidden_states.shape)}"
             )
-        if query_start_loc is not None:
-            return query_start_loc
-        batch, length = token_ids.shape
-        return torch.arange(batch + 1, dtype=torch.int32, device=token_ids.device) * length
 
     def _check_table(self, table: Table) -> None:
         if table.spec != self.geometry.spec:
@@ -293,9 +256,3 @@ class PLELayer(nn.Module):
         """Sizes, for `print`."""
         g = self.geometry
         return f"streams={g.streams}, hidden_size={g.hidden_size}, layer_id={g.spec.layer_id}"
-
-
-@functools.lru_cache(maxsize=64)
-def planned(caps: ple.Caps) -> ple.Plan:
-    """Returns a plan, made once for equal caps."""
-    return ple.plan(caps)
