@@ -24,10 +24,10 @@ from gramary.pack.recoding import (
     RecodingError,
     choose_codec,
 )
+from gramary.pack.source_rows import stream_source
 from gramary.row_layout import TableSource
-from gramary.row_stream import stream_rows
 
-CHUNK_BYTES = 16 << 20
+CHUNK_BYTES = 32 << 20
 WRITER = "gramary pack writer 1"
 
 
@@ -179,9 +179,7 @@ def _write_rows(
     chunk_bytes = shape.num_blocks(chunk_rows) * geometry.block_bytes
     buffers = _alternate([mmap.mmap(-1, chunk_bytes), mmap.mmap(-1, chunk_bytes)])
     layout = source.layout
-    chunks = stream_rows(
-        layout, first_row, layout.num_rows, chunk_bytes=chunk_rows * layout.row_bytes
-    )
+    chunks = stream_source(layout, first_row, layout.num_rows, chunk_rows)
     pending: Future[None] | None = None
     with ThreadPoolExecutor(1, "gramary-pack") as executor:
         for row, rows in chunks:
@@ -206,9 +204,9 @@ def _alternate(buffers: list[mmap.mmap]) -> Iterator[mmap.mmap]:
 
 
 def _choose_chunk_rows(source: TableSource, rows_per_block: int, recodes: bool) -> int:
-    """Returns rows a chunk: whole blocks, and few enough that three buffers stay below a shard."""
+    """Returns rows a chunk: whole blocks, and few enough that all five buffers stay below a shard."""
     layout = source.layout
     shard_bytes = max(run.num_rows for run in layout.runs) * layout.row_bytes
     limit = RECODE_CHUNK_BYTES if recodes else CHUNK_BYTES
-    wanted = min(limit, max(shard_bytes // 4, 1 << 20))
+    wanted = min(limit, max(shard_bytes // 8, 1 << 20))
     return max(1, wanted // layout.row_bytes // rows_per_block) * rows_per_block

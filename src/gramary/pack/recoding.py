@@ -18,8 +18,8 @@ from gramary.codecs import (
     encode_rows,
 )
 from gramary.errors import ArgumentError
+from gramary.pack.source_rows import stream_source
 from gramary.row_layout import TableSource
-from gramary.row_stream import stream_rows
 
 TARGETS = ("keep", "bf16", "fp8", "nvfp4")
 
@@ -135,7 +135,8 @@ def find_largest(source: TableSource, progress: Progress | None = None) -> float
     """
     layout = source.layout
     largest = 0.0
-    chunks = stream_rows(layout, 0, layout.num_rows, chunk_bytes=RECODE_CHUNK_BYTES)
+    chunk_rows = max(1, RECODE_CHUNK_BYTES // layout.row_bytes)
+    chunks = stream_source(layout, 0, layout.num_rows, chunk_rows)
     for first_row, rows in chunks:
         magnitudes = decode_rows_ref(source.codec, rows, torch.float32).abs().amax(1)
         if not bool(torch.isfinite(magnitudes).all()):
