@@ -7,11 +7,11 @@ namespace gramary {
 
 // Rows to decode, by address, and where they go.
 //
-// rows has num_rows + kPrefetchAhead entries, all of them addresses of encoded rows: a kernel
-// asks for the row kPrefetchAhead places further on while it decodes the present one. Row i goes
-// to out row positions[i], or to out row i without positions.
+// rows has num_rows + kAhead entries, all of them addresses of encoded rows: while a kernel
+// decodes one row it asks for later ones, up to kAhead places further on. Row i goes to out row
+// positions[i], or to out row i without positions.
 struct DecodeJob {
-    static constexpr std::int64_t kPrefetchAhead = 32;
+    static constexpr std::int64_t kAhead = 64;
 
     const std::uint8_t* const* rows;
     std::int64_t num_rows;

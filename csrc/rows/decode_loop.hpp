@@ -11,10 +11,17 @@ namespace gramary {
 namespace {
 
 constexpr std::int64_t kCacheLine = 64;
+// Places ahead at which the whole of a row is asked for.
+constexpr std::int64_t kNear = 16;
 
-inline void prefetch(const std::uint8_t* row, std::int64_t row_bytes) {
-    for (std::int64_t b = 0; b < row_bytes; b += kCacheLine) __builtin_prefetch(row + b);
-    __builtin_prefetch(row + row_bytes - 1);
+// Asks for the rows that come after rows[0]: for the first line of a far one, which also brings
+// the translation of its page, and for all lines of a near one. Both go to the second-level
+// cache; the first level would lose them again.
+inline void prefetch_ahead(const std::uint8_t* const* rows, std::int64_t row_bytes) {
+    __builtin_prefetch(rows[DecodeJob::kAhead], 0, 2);
+    const std::uint8_t* near = rows[kNear];
+    for (std::int64_t b = 0; b < row_bytes; b += kCacheLine) __builtin_prefetch(near + b, 0, 2);
+    __builtin_prefetch(near + row_bytes - 1, 0, 2);
 }
 
 // Decodes the rows of a job with Row::decode(format, row, out), asking for later ones ahead.
@@ -22,7 +29,7 @@ template <class Row>
 void decode_rows(const RowFormat& format, const DecodeJob& job) {
     const std::int64_t out_bytes = Row::out_bytes(format);
     for (std::int64_t i = 0; i < job.num_rows; ++i) {
-        prefetch(job.rows[i + DecodeJob::kPrefetchAhead], format.row_bytes);
+        prefetch_ahead(job.rows + i, format.row_bytes);
         const std::int64_t position = job.positions == nullptr ? i : job.positions[i];
         Row::decode(format, job.rows[i], job.out + position * out_bytes);
     }

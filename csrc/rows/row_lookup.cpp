@@ -38,7 +38,7 @@ class RowSink {
     // says whether they exist; step bounds how many it is asked for at a time.
     template <class Fill>
     void decode(std::int64_t begin, std::int64_t end, std::int64_t step, const Fill& fill) const {
-        constexpr std::int64_t kAhead = DecodeJob::kPrefetchAhead;
+        constexpr std::int64_t kAhead = DecodeJob::kAhead;
         // Addresses of rows begin .. begin+known-1; those of the last kAhead wait for the next.
         const std::uint8_t* rows[kMaxBlockRows + 2 * kAhead];
         std::int64_t known = 0;
@@ -72,12 +72,9 @@ class RowSink {
                                   is_scattered ? positions_ + begin : nullptr});
     }
 
-    void prefetch(const std::uint8_t* const* rows, std::int64_t count) const noexcept {
-        for (std::int64_t i = 0; i < count; ++i) {
-            for (std::int64_t b = 0; b < codec_.format().row_bytes; b += 64) {
-                __builtin_prefetch(rows[i] + b);
-            }
-        }
+    // The first rows of a piece, for which no kernel has asked ahead.
+    static void prefetch(const std::uint8_t* const* rows, std::int64_t count) noexcept {
+        for (std::int64_t i = 0; i < count; ++i) __builtin_prefetch(rows[i], 0, 2);
     }
 
     const RowCodec& codec_;
