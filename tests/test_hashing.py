@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -221,6 +222,12 @@ def test_files_that_hold_no_configuration(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe{}")
     with pytest.raises(ConfigError, match=r"config\.json: expected JSON"):
         HashSpec.from_config(path)
+
+
+def test_a_configuration_that_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ConfigError, match=r"config\.json: expected a file"):
+        HashSpec.from_config(tmp_path)
 
 
 @pytest.mark.parametrize("config", [None, 3, [REAL], {"text_config": 3}])

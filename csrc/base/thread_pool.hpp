@@ -17,7 +17,7 @@ namespace gramary {
 // Invariant: no worker touches a job after parallel_for returned. The destructor joins.
 // A forked child has no workers: parallel_for then runs on the caller alone.
 class ThreadPool {
-   public:
+ public:
     using Body = std::function<void(std::int64_t begin, std::int64_t end)>;
 
     explicit ThreadPool(int num_threads);
@@ -37,7 +37,7 @@ class ThreadPool {
     static int default_num_threads();
     static void set_default_num_threads(int num_threads);
 
-   private:
+ private:
     struct Job;
     void worker_loop();
     static void work_on(Job& job);

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/first_index.hpp"
-#include "base/thread_pool.hpp"
 
 namespace gramary {
 namespace {
@@ -129,14 +128,14 @@ std::int64_t NgramHasher::hash_tokens(const FlatBatch& batch, std::int64_t begin
     return -1;
 }
 
-BatchFault NgramHasher::hash_batch(const FlatBatch& batch, std::int64_t* ids) const {
+BatchFault NgramHasher::hash_batch(const FlatBatch& batch, std::int64_t* ids,
+                                   ThreadPool& pool) const {
     if (const BatchFault fault = check(batch)) return fault;
     FirstIndex first_wrong;
-    ThreadPool::shared().parallel_for(
-        batch.num_tokens, kGrain, [&](std::int64_t begin, std::int64_t end) {
-            const std::int64_t wrong = hash_tokens(batch, begin, end, ids + begin * num_heads());
-            if (wrong >= 0) first_wrong.note(wrong);
-        });
+    pool.parallel_for(batch.num_tokens, kGrain, [&](std::int64_t begin, std::int64_t end) {
+        const std::int64_t wrong = hash_tokens(batch, begin, end, ids + begin * num_heads());
+        if (wrong >= 0) first_wrong.note(wrong);
+    });
     const std::int64_t wrong = first_wrong.get();
     return wrong < 0 ? BatchFault{} : BatchFault{BatchFault::token, wrong};
 }

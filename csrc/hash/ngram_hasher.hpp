@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/thread_pool.hpp"
 #include "hash/flat_batch.hpp"
 #include "hash/floor_mod.hpp"
 
@@ -39,8 +40,9 @@ class NgramHasher {
     std::int64_t hash_tokens(const FlatBatch& batch, std::int64_t begin, std::int64_t end,
                              std::int64_t* ids) const noexcept;
 
-    // Ids of the whole batch, on the shared thread pool; checks all of it first or on the way.
-    BatchFault hash_batch(const FlatBatch& batch, std::int64_t* ids) const;
+    // Ids of the whole batch, on a thread pool; checks all of it first or on the way.
+    BatchFault hash_batch(const FlatBatch& batch, std::int64_t* ids,
+                          ThreadPool& pool = ThreadPool::shared()) const;
 
  private:
     template <int N, class Token>

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/first_index.hpp"
-#include "base/thread_pool.hpp"
 #include "rows/decode.hpp"
 
 #if defined(__x86_64__)
@@ -99,13 +98,14 @@ inline const std::uint8_t* address_of(const RowCodec& codec, const RowExtent& ex
 
 std::int64_t lookup_rows(const RowCodec& codec, const RowExtent& extent,
                          std::int64_t num_table_rows, const std::int64_t* row_ids,
-                         std::int64_t count, Output output, std::uint8_t* out) {
+                         std::int64_t count, Output output, std::uint8_t* out, ThreadPool& pool) {
     const RowSink sink(codec, output, count, out);
+    const bool is_checked = num_table_rows != kAnyRowId;
     FirstIndex first_wrong;
     const auto fill = [&](std::int64_t first, std::int64_t n, const std::uint8_t** rows) {
         for (std::int64_t i = 0; i < n; ++i) {
             const std::int64_t row_id = row_ids[first + i];
-            if (row_id < -1 || row_id >= num_table_rows) {
+            if (is_checked && (row_id < -1 || row_id >= num_table_rows)) {
                 first_wrong.note(first + i);
                 return false;
             }
@@ -113,14 +113,14 @@ std::int64_t lookup_rows(const RowCodec& codec, const RowExtent& extent,
         }
         return true;
     };
-    ThreadPool::shared().parallel_for(count, kGrainRows, [&](std::int64_t begin, std::int64_t end) {
+    pool.parallel_for(count, kGrainRows, [&](std::int64_t begin, std::int64_t end) {
         sink.decode(begin, end, kBlockRows, fill);
     });
     return first_wrong.get();
 }
 
 BatchFault embed_rows(const NgramHasher& hasher, const RowCodec& codec, const RowExtent& extent,
-                      const FlatBatch& batch, Output output, std::uint8_t* out) {
+                      const FlatBatch& batch, Output output, std::uint8_t* out, ThreadPool& pool) {
     if (const BatchFault fault = hasher.check(batch)) return fault;
     const std::int64_t heads = hasher.num_heads();
     const RowSink sink(codec, output, batch.num_tokens * heads, out);
@@ -138,23 +138,23 @@ BatchFault embed_rows(const NgramHasher& hasher, const RowCodec& codec, const Ro
     };
     const std::int64_t step = std::max<std::int64_t>(kBlockRows / heads, 1) * heads;
     const std::int64_t grain = std::max<std::int64_t>(kGrainRows / heads, 1);
-    ThreadPool::shared().parallel_for(batch.num_tokens, grain,
-                                      [&](std::int64_t begin, std::int64_t end) {
-                                          sink.decode(begin * heads, end * heads, step, fill);
-                                      });
+    pool.parallel_for(batch.num_tokens, grain, [&](std::int64_t begin, std::int64_t end) {
+        sink.decode(begin * heads, end * heads, step, fill);
+    });
     const std::int64_t wrong = first_wrong.get();
     return wrong < 0 ? BatchFault{} : BatchFault{BatchFault::token, wrong};
 }
 
 void decode_rows(const RowCodec& codec, const std::uint8_t* encoded, std::int64_t count,
-                 Output output, const std::int64_t* positions, std::uint8_t* out) {
+                 Output output, const std::int64_t* positions, std::uint8_t* out,
+                 ThreadPool& pool) {
     const RowSink sink(codec, output, count, out, positions);
     const std::int64_t row_bytes = codec.format().row_bytes;
     const auto fill = [&](std::int64_t first, std::int64_t n, const std::uint8_t** rows) {
         for (std::int64_t i = 0; i < n; ++i) rows[i] = encoded + (first + i) * row_bytes;
         return true;
     };
-    ThreadPool::shared().parallel_for(count, kGrainRows, [&](std::int64_t begin, std::int64_t end) {
+    pool.parallel_for(count, kGrainRows, [&](std::int64_t begin, std::int64_t end) {
         sink.decode(begin, end, kBlockRows, fill);
     });
 }

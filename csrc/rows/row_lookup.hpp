@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 
+#include "base/thread_pool.hpp"
 #include "hash/ngram_hasher.hpp"
 #include "rows/row_codec.hpp"
 
@@ -13,23 +14,27 @@ struct RowExtent {
     std::int64_t num_rows;
 };
 
-// Rows by id, decoded, on the shared thread pool; small batches on the calling thread alone.
+// Rows by id, decoded, on a thread pool; small batches on the calling thread alone.
 //
-// out is [count, output_bytes]. Ids inside the table but not in the extent, and -1, give zero
-// rows and read nothing. Gives the index of the first id that is neither -1 nor one of the
-// table's num_table_rows, or -1; out is then undefined.
+// out is [count, output_bytes]. Ids that the extent does not hold give zero rows and read nothing.
+// Gives the index of the first id that is neither -1 nor one of the table's num_table_rows, or
+// -1; out is then undefined. With kAnyRowId for num_table_rows no id is wrong.
+constexpr std::int64_t kAnyRowId = -1;
 std::int64_t lookup_rows(const RowCodec& codec, const RowExtent& extent,
                          std::int64_t num_table_rows, const std::int64_t* row_ids,
-                         std::int64_t count, Output output, std::uint8_t* out);
+                         std::int64_t count, Output output, std::uint8_t* out,
+                         ThreadPool& pool = ThreadPool::shared());
 
 // The same for the ids of a batch's tokens, which are never written down: out is
 // [num_tokens, num_heads, output_bytes], zero for padding. out is undefined after a fault.
 BatchFault embed_rows(const NgramHasher& hasher, const RowCodec& codec, const RowExtent& extent,
-                      const FlatBatch& batch, Output output, std::uint8_t* out);
+                      const FlatBatch& batch, Output output, std::uint8_t* out,
+                      ThreadPool& pool = ThreadPool::shared());
 
 // Encoded rows [count, row_bytes], decoded to out rows 0 .. count-1, or to those of positions,
 // which must all differ.
 void decode_rows(const RowCodec& codec, const std::uint8_t* encoded, std::int64_t count,
-                 Output output, const std::int64_t* positions, std::uint8_t* out);
+                 Output output, const std::int64_t* positions, std::uint8_t* out,
+                 ThreadPool& pool = ThreadPool::shared());
 
 }  // namespace gramary

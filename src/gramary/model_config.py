@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,11 @@ def _config_path(path: Path) -> Path:
 
 def _read_json(path: Path) -> Mapping[str, Any]:
     try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
+        facts = path.stat()
+        # Anything else may block for ever when it is read.
+        if not stat.S_ISREG(facts.st_mode):
+            raise ConfigError(f"{path}: expected a file, got something else")
+        if facts.st_size > MAX_CONFIG_BYTES:
             raise ConfigError(f"{path}: expected a configuration, got more than 64 MiB")
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -233,10 +233,10 @@ def test_decode_to_positions(codec: Codec, count: int) -> None:
 @pytest.mark.parametrize("row_bytes", [1, 31, 32, 90, 160, 4096])
 def test_gather(row_bytes: int) -> None:
     encoded = torch.randint(256, (50, row_bytes), dtype=torch.uint8)
-    row_ids = torch.tensor([10, 59, 9, 60, -1, 10, 2**62, 35])
-    out = torch.full((8, row_bytes), 0xAB, dtype=torch.uint8)
+    row_ids = torch.tensor([10, 59, 9, 60, -1, 10, 2**63 - 1, 35, -(2**63), -2])
+    out = torch.full((10, row_bytes), 0xAB, dtype=torch.uint8)
     rows.gather(row_ids, extent_of(encoded, first_row=10), row_bytes, out)
-    expected = torch.zeros(8, row_bytes, dtype=torch.uint8)
+    expected = torch.zeros(10, row_bytes, dtype=torch.uint8)
     expected[[0, 1, 5, 7]] = encoded[[0, 49, 0, 25]]
     assert torch.equal(out, expected)
 

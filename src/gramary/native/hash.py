@@ -8,6 +8,10 @@ import enum
 import torch
 
 from gramary.native import _core
+from gramary.native.tensors import require_contiguous
+
+MAX_NUM_HEADS = 1024
+_TOKEN_DTYPES = (torch.int32, torch.int64)
 
 
 class Fault(enum.IntEnum):
@@ -47,7 +51,8 @@ class NgramHasher:
         offsets: tuple[int, ...],
     ) -> None:
         num_orders = len(multipliers) - 1
-        if not 1 <= num_orders <= 4 or len(sizes) % num_orders or len(sizes) != len(offsets):
+        is_square = 1 <= num_orders <= 4 and len(sizes) % num_orders == 0
+        if not is_square or len(sizes) != len(offsets) or not 1 <= len(sizes) <= MAX_NUM_HEADS:
             raise AssertionError((multipliers, sizes, offsets))
         self.num_heads = len(sizes)
         self.core = _core.NgramHasher(
@@ -72,6 +77,9 @@ class NgramHasher:
         Returns:
             None, or the first wrong number; `out` is then undefined.
         """
+        require_contiguous(out, torch.int64)
+        if out.numel() != token_ids.numel() * self.num_heads:
+            raise AssertionError((out.shape, token_ids.shape, self.num_heads))
         code = self.core.ngram_ids(*batch_addresses(token_ids, query_start_loc, history),
                                    out.data_ptr())  # fmt: skip
         return fault_of(code)
@@ -81,6 +89,10 @@ def batch_addresses(
     token_ids: torch.Tensor, query_start_loc: torch.Tensor, history: torch.Tensor | None
 ) -> tuple[int, bool, int, int, int, int, bool]:
     """Returns a contiguous CPU batch as the addresses and sizes that the core's bindings take."""
+    require_contiguous(token_ids, *_TOKEN_DTYPES)
+    require_contiguous(query_start_loc, torch.int32)
+    if history is not None:
+        require_contiguous(history, *_TOKEN_DTYPES)
     return (
         token_ids.data_ptr(),
         token_ids.dtype == torch.int64,

@@ -16,6 +16,7 @@ import torch
 
 from gramary.native import _core
 from gramary.native.hash import BatchFault, NgramHasher, batch_addresses, fault_of
+from gramary.native.tensors import require_contiguous
 
 _ENCODINGS = {"bf16": 0, "fp16": 1, "fp32": 2, "fp8": 3, "nvfp4": 4}
 _OUTPUTS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.uint8: 3}
@@ -37,6 +38,7 @@ class RowExtent:
 
 
 NO_ROWS = RowExtent(0, 0, 0)
+ANY_ROW_ID = -1
 
 
 def gather(row_ids: torch.Tensor, extent: RowExtent, row_bytes: int, out: torch.Tensor) -> None:
@@ -49,7 +51,7 @@ def gather(row_ids: torch.Tensor, extent: RowExtent, row_bytes: int, out: torch.
         out: uint8 [n, row_bytes], contiguous.
     """
     # To the core, bytes as they are have any one-byte encoding.
-    lookup("fp8", row_bytes, 1.0, row_ids, extent, 2**63 - 1, out)
+    lookup("fp8", row_bytes, 1.0, row_ids, extent, ANY_ROW_ID, out)
 
 
 def lookup(
@@ -69,14 +71,15 @@ def lookup(
         scale: the table's scale; None for plain codecs.
         row_ids: int64 [n], contiguous.
         extent: where rows lie.
-        num_table_rows: rows of the whole table; ids are -1 to num_table_rows-1.
+        num_table_rows: rows of the whole table; ids are -1 to num_table_rows-1. ANY_ROW_ID
+            takes every id.
         out: [n, row_dim], or uint8 [n, row_bytes], contiguous.
 
     Returns:
         None, or the index of the first id outside the table; `out` is then undefined.
     """
     codec = _row_codec(codec_name, row_dim, scale)
-    _check_contiguous(row_ids, torch.int64)
+    require_contiguous(row_ids, torch.int64)
     output = _check_out(codec, row_dim, row_ids.numel(), out)
     wrong = codec.lookup(
         extent.address, extent.first_row, extent.num_rows, num_table_rows,
@@ -142,12 +145,12 @@ def decode(
             All differ and lie in 0 to m-1; None is 0 to n-1.
     """
     codec = _row_codec(codec_name, row_dim, scale)
-    _check_contiguous(encoded, torch.uint8)
+    require_contiguous(encoded, torch.uint8)
     count = encoded.numel() // codec.row_bytes
     if positions is None:
         output = _check_out(codec, row_dim, count, out)
     else:
-        _check_contiguous(positions, torch.int64)
+        require_contiguous(positions, torch.int64)
         output = _check_out(codec, row_dim, out.numel() // _width(codec, row_dim, out), out)
         if positions.numel() != count:
             raise AssertionError((positions.shape, encoded.shape))
@@ -171,16 +174,10 @@ def _width(codec: _core.RowCodec, row_dim: int, out: torch.Tensor) -> int:
 
 def _check_out(codec: _core.RowCodec, row_dim: int, count: int, out: torch.Tensor) -> int:
     """Returns the core's number for the dtype of a result buffer that has room for all rows."""
-    _check_contiguous(out, out.dtype)
+    require_contiguous(out, out.dtype)
     if out.numel() != count * _width(codec, row_dim, out):
         raise AssertionError((out.shape, count, row_dim))
     return _OUTPUTS[out.dtype]
 
 
-def _check_contiguous(tensor: torch.Tensor, dtype: torch.dtype) -> None:
-    # Bugs of ours, never a caller's input: the operations above have checked that.
-    if tensor.dtype != dtype or tensor.device.type != "cpu" or not tensor.is_contiguous():
-        raise AssertionError((tensor.dtype, tensor.device, tensor.stride()))
-
-
-__all__ = ["NO_ROWS", "RowExtent", "decode", "embed", "gather", "lookup"]
+__all__ = ["ANY_ROW_ID", "NO_ROWS", "RowExtent", "decode", "embed", "gather", "lookup"]
