@@ -3,10 +3,12 @@
 import ast
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from gramary.cli.app import COMMANDS
 
 REPOSITORY = Path(__file__).parent.parent
 SOURCES = sorted((REPOSITORY / "src" / "gramary").rglob("*.py"))
@@ -75,3 +77,19 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in LINK.findall(page.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name}: {target} does not exist"
+
+
+def test_the_python_of_the_readme_runs(make_checkpoint: Callable[..., Path]) -> None:
+    page = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) >= 2
+    model = make_checkpoint(codec="fp8", ngram_vocab_size_base=10_000)
+    for block in blocks:
+        assert "build/demo-model" in block
+        exec(block.replace("build/demo-model", str(model)), {"__name__": "readme"})
+
+
+def test_the_readme_names_every_command() -> None:
+    page = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    for command in COMMANDS:
+        assert f"gramary {command}" in page, f"README.md does not show gramary {command}"

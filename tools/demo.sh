@@ -9,8 +9,14 @@ prompt='It was the best of times, it was the worst of times, it was the age of w
 
 # show COMMAND...: prints the command as one would type it, then runs it.
 show() {
+    local word
     printf '\n$'
-    printf ' %q' "$@"
+    for word in "$@"; do
+        case $word in
+        *[!A-Za-z0-9_./=-]*) printf " '%s'" "$word" ;;
+        *) printf ' %s' "$word" ;;
+        esac
+    done
     printf '\n'
     ".venv/bin/$1" "${@:2}"
 }
