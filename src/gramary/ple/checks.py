@@ -26,7 +26,7 @@ def check_binding(
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise ArgumentError(f"{name}: expected a tensor, got {type(tensor).__name__}")
-    for name, (shape, dtype) in expected_tensors(caps, tensors).items():
+    for name, (shape, dtype) in expected_tensors(plan, tensors).items():
         check_tensor(name, tensors[name], shape, dtype, caps.device)
         check_layout(name, tensors[name])
     check_pool(caps, tensors["conv_state"])
@@ -67,14 +67,16 @@ def check_export(
 
 
 def expected_tensors(
-    caps: Caps, tensors: Mapping[str, torch.Tensor]
+    plan: Plan, tensors: Mapping[str, torch.Tensor]
 ) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Returns shape and dtype of every argument of `bind`; runtime sizes are taken as given."""
+    caps, scratch, pool = plan.caps, tensors["scratch"], tensors["conv_state"]
     tokens, seqs, dtype = caps.max_tokens, caps.max_seqs, caps.dtype
     by_stream = (tokens, caps.streams, caps.hidden_size)
-    slots = tensors["conv_state"].shape[:1]
+    num_bytes = scratch.shape[0] if scratch.ndim == 1 else plan.scratch_nbytes
+    num_slots = pool.shape[0] if pool.ndim == 3 else caps.max_state_slots
     return {
-        "scratch": (tuple(tensors["scratch"].shape[:1]), torch.uint8),
+        "scratch": ((num_bytes,), torch.uint8),
         "residual": (by_stream, dtype),
         "key": (by_stream, dtype),
         "value": ((tokens, caps.hidden_size), dtype),
@@ -87,7 +89,7 @@ def expected_tensors(
         "state_slot_ids": ((seqs,), torch.int64),
         "num_seqs": ((1,), torch.int32),
         "num_tokens": ((1,), torch.int32),
-        "conv_state": ((*slots, caps.state_capacity, caps.channels), dtype),
+        "conv_state": ((num_slots, caps.state_capacity, caps.channels), dtype),
         "out": (by_stream, dtype),
     }
 
@@ -135,7 +137,7 @@ def check_pool(caps: Caps, conv_state: torch.Tensor) -> None:
 
 def check_scratch(plan: Plan, scratch: torch.Tensor) -> None:
     """Raises ArgumentError where scratch is too small or not aligned."""
-    if scratch.ndim != 1 or scratch.numel() < plan.scratch_nbytes:
+    if scratch.numel() < plan.scratch_nbytes:
         raise ArgumentError(
             f"scratch: expected at least [plan.scratch_nbytes = {plan.scratch_nbytes}], "
             f"got {list(scratch.shape)}"

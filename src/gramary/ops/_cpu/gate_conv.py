@@ -19,7 +19,7 @@ from gramary.ops.gate_conv import Binding, Caps
 __all__ = ["export_checkpoint", "prepare", "run", "scratch_nbytes"]
 
 # Channels worked on at once: the temporaries of a block of tokens stay in the cache.
-BLOCK_ELEMENTS = 1 << 17
+BLOCK_ELEMENTS = 1 << 18
 
 
 def scratch_nbytes(caps: Caps) -> int:
