@@ -8,7 +8,6 @@ Two addresses stand for rows that are not read but made of one byte: ZERO_ROW of
 WRONG_ROW of 0xFF, which decodes to NaN in every codec.
 """
 
-from typing import Any
 
 import triton
 import triton.language as tl
@@ -105,10 +104,10 @@ def load_rows(
 ):  # fmt: skip
     """Every chunk of the rows at `address` [BR]."""
     NUM_CHUNKS: tl.constexpr = (DIM + BE - 1) // BE
-    chunks: Any = ()
+    chunks = ()
     for i_c in tl.static_range(NUM_CHUNKS):
         chunk = load_chunk(address[:, None], i_c * BE, CODEC, DIM, BITS, BE, ALIGN, CACHE)
-        chunks = chunks + (chunk,)
+        chunks = chunks + (chunk,)  # type: ignore[assignment]
     return chunks
 
 

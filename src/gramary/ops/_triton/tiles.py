@@ -24,6 +24,9 @@ _FLOAT32_MAX = torch.finfo(torch.float32).max
 # The widest load of one thread.
 _MAX_ALIGN = 16
 
+# Batches of up to so many rows are spread thin, for latency.
+MAX_SMALL_ROWS = 4096
+
 
 @dataclasses.dataclass(frozen=True)
 class Format:
@@ -120,10 +123,14 @@ class Tile:
         }
 
 
+_SMALL = Tile(16, 4, 2)
+_LARGE = Tile(32, 4, 4)
+
+
 def tile_for(num_rows: int, *, reads_host: bool) -> Tile:
     """Returns the tile for a batch of `num_rows` rows."""
     del reads_host
-    return Tile(16, 4, 2) if num_rows <= 4096 else Tile(32, 4, 4)
+    return _SMALL if num_rows <= MAX_SMALL_ROWS else _LARGE
 
 
 def _alignment(number: int) -> int:
