@@ -285,6 +285,13 @@ def test_refusals(layer: PLELayer) -> None:
     ):
         with pytest.raises(ArgumentError, match=f"^{message}"):
             layer(*arguments)
+    for rows in (torch.zeros(11, 64).bfloat16(), torch.zeros(12, 64), torch.zeros(12, 64, 1)):
+        with pytest.raises(ArgumentError, match=r"^rows: expected torch\.bfloat16 \[12, 64\] on"):
+            layer(hidden, tokens, rows=rows)
+    with pytest.raises(ArgumentError, match=r"^token_ids: expected one on cpu, got meta"):
+        layer(hidden, tokens.to("meta"))
+    with pytest.raises(ArgumentError, match=r"^query_start_loc: expected bounds that begin with 0"):
+        layer(hidden[0], tokens[0], torch.tensor([1, 6], dtype=torch.int32))
     with pytest.raises(ArgumentError, match=r"^state: expected one of 2 requests, got 3"):
         layer(hidden, tokens, state=layer.new_state(3))
     bare = PLELayer(layer.geometry)

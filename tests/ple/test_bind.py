@@ -1,5 +1,6 @@
 """What caps, `bind` and `export_checkpoint` refuse, and that the message names the argument."""
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -38,6 +39,15 @@ def test_caps_of_unknown_kinds() -> None:
         Stage(Site("", "meta"))
     with pytest.raises(ArgumentError, match=r"^backend: expected 'cpu' or 'triton', got 'cuda'"):
         Stage(Site("cuda", "cpu"))
+
+
+def test_devices_that_are_not() -> None:
+    for device in ("gpu", None):
+        with pytest.raises(ArgumentError, match=r"^device: expected cpu or cuda, got"):
+            dataclasses.replace(Stage(CPU).caps, device=device)
+    if not torch.cuda.is_available():
+        with pytest.raises(UnsupportedError, match=r"^device: .* got cuda:3; no CUDA GPU is"):
+            dataclasses.replace(Stage(CPU).caps, device="cuda:3")
 
 
 def test_derived_sizes() -> None:

@@ -100,6 +100,22 @@ def test_tokens_end_at_num_tokens(site: Site) -> None:
     assert stage.binding.conv_state[2, 2:].isnan().all()
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_two_requests_in_one_slot_harm_nobody_else(site: Site, mode: str) -> None:
+    """Their own result is undefined; every other byte of the pool and of the output is right."""
+    stage = Stage(site, mode=mode, padding=8)
+    caps = stage.caps
+    requests = [(1, 0, 3), (2, 0, 3), (1, 5, 2), (4, 0, 1)]
+    stage.load([draw_request(caps, *request) for request in requests], num_padding=2)
+    twin = stage.twin()
+    stage.run()
+    twin.run()
+    for side in (stage, twin):
+        side.binding.out[[0, 1, 2, 6, 7]] = 0
+        side.binding.conv_state[1] = 0
+    twin.assert_equal()
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_decode_equals_mixed(site: Site, dtype: torch.dtype) -> None:
     """The mode is a promise about the batch, not another arithmetic: equal bits."""

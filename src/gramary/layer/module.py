@@ -181,23 +181,23 @@ class PLELayer(nn.Module):
             TokenError, RowReadError: as `Table.embed`.
         """
         self._check_batch(hidden_states, token_ids, query_start_loc)
-        shape, tokens = hidden_states.shape, token_ids.flatten()
+        tokens = token_ids.flatten()
         # Of a flat batch nobody knows, without reading the device, how long its requests are.
-        longest = None
+        longest = token_ids.shape[1] if query_start_loc is None else None
         if query_start_loc is None:
-            longest = token_ids.shape[1]
-            bounds = torch.arange(len(token_ids) + 1, dtype=torch.int32, device=tokens.device)
-            query_start_loc = bounds * longest
+            steps = torch.arange(len(token_ids) + 1, dtype=torch.int32, device=tokens.device)
+            query_start_loc = steps * token_ids.shape[1]
         num_requests = query_start_loc.shape[0] - 1
         if tokens.shape[0] == 0 or num_requests == 0:
             return hidden_states.clone() if add_residual else torch.zeros_like(hidden_states)
-        kept = state or self.new_state(num_requests)
+        kept = self.new_state(num_requests) if state is None else state
         if kept.num_requests != num_requests:
             raise ArgumentError(
                 f"state: expected one of {num_requests} requests, got {kept.num_requests}"
             )
         if rows is None:
             rows = self._embed(tokens, query_start_loc, kept.history())
+        self._check_tensor("rows", rows, (tokens.shape[0], self.geometry.spec.embed_dim))
         geometry = self.geometry
         batch = LayerBatch(
             geometry=geometry,
@@ -217,7 +217,7 @@ class PLELayer(nn.Module):
         )
         if state is not None:
             state.advance(tokens, query_start_loc)
-        return out.reshape(shape)
+        return out.reshape(hidden_states.shape)
 
     def _embed(
         self, token_ids: torch.Tensor, query_start_loc: torch.Tensor, history: torch.Tensor
@@ -239,11 +239,20 @@ class PLELayer(nn.Module):
             raise ArgumentError(
                 f"token_ids: expected shape {expected} query_start_loc, got {list(token_ids.shape)}"
             )
-        shape = (*token_ids.shape, self.geometry.channels)
-        if tuple(hidden_states.shape) != shape or hidden_states.dtype != self.dtype:
+        self._check_tensor(
+            "hidden_states", hidden_states, (*token_ids.shape, self.geometry.channels)
+        )
+        for name, tensor in (("token_ids", token_ids), ("query_start_loc", query_start_loc)):
+            if tensor is not None and tensor.device != self.device:
+                raise ArgumentError(f"{name}: expected one on {self.device}, got {tensor.device}")
+
+    def _check_tensor(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+        expected = (self.dtype, list(shape), self.device)
+        got = (tensor.dtype, list(tensor.shape), tensor.device)
+        if got != expected:
             raise ArgumentError(
-                f"hidden_states: expected {self.dtype} {list(shape)}, got {hidden_states.dtype} "
-                f"{list(hidden_states.shape)}"
+                f"{name}: expected {expected[0]} {expected[1]} on {expected[2]}, "
+                f"got {got[0]} {got[1]} on {got[2]}"
             )
 
     def _check_table(self, table: Table) -> None:

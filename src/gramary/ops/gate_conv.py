@@ -76,6 +76,7 @@ class Caps:
 
     Raises:
         ArgumentError: a field is out of the range in `RANGES`, or of the wrong kind.
+        UnsupportedError: the device is not on this machine.
     """
 
     device: torch.device
@@ -91,10 +92,7 @@ class Caps:
     dtype: torch.dtype
 
     def __post_init__(self) -> None:
-        device = torch.device(self.device)
-        if str(device) == "cuda":
-            device = torch.device("cuda", torch.cuda.current_device())
-        object.__setattr__(self, "device", device)
+        object.__setattr__(self, "device", _resolved(self.device))
         if self.mode not in MODES:
             raise ArgumentError(f"mode: expected one of {', '.join(MODES)}, got {self.mode!r}")
         if self.dtype not in DTYPES:
@@ -129,6 +127,17 @@ class Caps:
     def max_decode_tokens(self) -> int:
         """Most tokens of a request that keeps the promise of mode "decode"."""
         return 1 + self.max_speculative_tokens
+
+
+def _resolved(device: torch.device | str) -> torch.device:
+    """Returns a device with its number, or raises the error that says what it should be."""
+    try:
+        device = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ArgumentError(f"device: expected cpu or cuda, got {device!r}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UnsupportedError(f"device: expected one that is here, got {device}; no CUDA GPU is")
+    return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else device
 
 
 class Backend(Protocol):
