@@ -10,7 +10,7 @@ import torch
 from gramary.codecs import Codec
 from gramary.errors import ArgumentError, PlacementError
 from gramary.hashing import HashSpec
-from gramary.machine import numa_node_of_pci, read_host_room
+from gramary.machine import HostRoom, numa_node_of_pci, read_host_room
 from gramary.placement import Extent, Placement, plan_placement
 from gramary.placement_grammar import parse_placement
 from gramary.row_layout import RowLayout
@@ -91,25 +91,54 @@ def resolve_device(device: str | torch.device | None, placement: str) -> torch.d
     return torch.device("cuda", index)
 
 
-def plan_storage(request: StorageRequest) -> Placement:
-    """Returns the placement by what is free now; nothing is allocated.
+@dataclasses.dataclass(frozen=True)
+class FreeMemory:
+    """What is free for one table.
+
+    Attributes:
+        room: host memory, by bound.
+        device_bytes: free bytes of the table's device; None without one.
+        device_total: all bytes of that device; None without one.
+    """
+
+    room: HostRoom
+    device_bytes: int | None = None
+    device_total: int | None = None
+
+
+def measure_free_memory(request: StorageRequest) -> FreeMemory:
+    """Returns what the machine has free for a table now.
+
+    Raises:
+        UnsupportedError: the machine does not say, and no limit is set.
+    """
+    room = read_host_room(request.settings)
+    if request.device.type != "cuda":
+        return FreeMemory(room)
+    return FreeMemory(room, *free_device_bytes(request.device))
+
+
+def plan_storage(request: StorageRequest, free: FreeMemory | None = None) -> Placement:
+    """Returns the placement by what is free; nothing is allocated.
+
+    Args:
+        request: what decides where the rows go.
+        free: what is free; None measures it now.
 
     Raises:
         PlacementError: as `plan_placement`; also for disk rows of a table without files.
     """
-    free_device, device_total = (None, None)
-    if request.device.type == "cuda":
-        free_device, device_total = free_device_bytes(request.device)
+    free = free or measure_free_memory(request)
     placement = plan_placement(
         request.spec,
         request.codec,
         request.placement,
-        free_device=free_device,
-        free_host=read_host_room(request.settings).free_bytes(locking=request.is_locking),
+        free_device=free.device_bytes,
+        free_host=free.room.free_bytes(locking=request.is_locking),
         kv_bytes=request.kv_bytes,
         shard=request.shard,
         shard_by=request.shard_by,
-        device_total=device_total,
+        device_total=free.device_total,
         settings=request.settings,
     )
     if request.layout is None and placement.extent("disk") is not None:

@@ -18,6 +18,7 @@ from gramary.errors import GramaryError
 
 COMMANDS: tuple[str, ...] = (
     "inspect",
+    "plan",
     "pack",
     "verify",
     "generate",

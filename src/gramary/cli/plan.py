@@ -1,0 +1,124 @@
+"""`gramary plan`: which rows would go where on this machine, and why; nothing is allocated."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gramary.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from gramary.placement import Placement
+    from gramary.row_layout import TableSource
+    from gramary.storage import FreeMemory, StorageRequest
+
+GIB = 1 << 30
+
+
+def plan(
+    path: Annotated[Path, typer.Argument(help="A model's folder, or a table's file.")],
+    placement: Annotated[
+        str, typer.Option(help="Tiers in order: device[=SIZE|auto|all], host[=...], disk.")
+    ] = "host",
+    device: Annotated[
+        str | None, typer.Option(help="Where results lie: cpu, cuda, cuda:1.")
+    ] = None,
+    kv_gib: Annotated[
+        float, typer.Option(min=0, help="GiB that device=auto leaves for the engine's caches.")
+    ] = 0.0,
+    shard: Annotated[str, typer.Option(help="RANK/SIZE: the part of the table to place.")] = "0/1",
+    shard_by: Annotated[
+        str, typer.Option(help="How ranks share the table: rows or heads.")
+    ] = "rows",
+    layer: Annotated[
+        int | None, typer.Option(help="Only this table, by its index among the PLE layers.")
+    ] = None,
+) -> None:
+    """Show which rows would go where here and why, and what would not fit, without allocating."""
+    from gramary.settings import Settings
+    from gramary.source import find_sources, open_source
+    from gramary.storage import StorageRequest, measure_free_memory, plan_storage, resolve_device
+
+    sources = find_sources(path) if layer is None else (open_source(path, layer),)
+    free = None
+    placements = []
+    for source in sources:
+        request = StorageRequest(
+            spec=source.spec,
+            codec=source.codec,
+            placement=placement,
+            device=resolve_device(device, placement),
+            kv_bytes=int(kv_gib * GIB),
+            shard=_parse_shard(shard),
+            shard_by=shard_by,
+            settings=Settings.from_env(),
+            layout=source.layout,
+        )
+        if free is None:
+            free = measure_free_memory(request)
+            _print_free(request, free)
+        planned = plan_storage(request, free)
+        _print_plan(source, planned)
+        placements.append(planned)
+        # Tables are opened one after another: each finds what the ones before it left.
+        free = _without(free, planned)
+    for planned in placements:
+        planned.require_room()
+    typer.echo(f"open it with: gramary.Table.open({str(path)!r}, placement={placement!r})")
+    typer.echo(f"see it again: gramary plan {shlex.quote(str(path))} --placement {placement}")
+
+
+def _parse_shard(text: str) -> tuple[int, int]:
+    """Returns (rank, size) of a text such as 0/4."""
+    rank, slash, size = text.partition("/")
+    if not (slash and rank.isdecimal() and size.isdecimal()):
+        raise ArgumentError(f"--shard: expected RANK/SIZE such as 0/4, got {text!r}")
+    return int(rank), int(size)
+
+
+def _print_free(request: StorageRequest, free: FreeMemory) -> None:
+    """Prints what the plan starts from."""
+    from gramary.placement_grammar import format_bytes
+
+    locking = request.is_locking
+    free_host = format_bytes(free.room.free_bytes(locking=locking))
+    typer.echo(f"host free    {free_host}  ({free.room.describe(locking=locking)})")
+    if free.device_bytes is None or free.device_total is None:
+        typer.echo("device free  none: results lie on the CPU")
+        return
+    free_device, total = format_bytes(free.device_bytes), format_bytes(free.device_total)
+    typer.echo(f"device free  {free_device} of {total} on {request.device}")
+
+
+def _print_plan(source: TableSource, planned: Placement) -> None:
+    """Prints one table's plan, a line a tier."""
+    from gramary.placement_grammar import format_bytes
+
+    typer.echo(
+        f"\ntable {source.spec.ple_index}, decoder layer {source.spec.layer_id}: "
+        f"{source.codec.name}, rows {planned.first_row:,} to {planned.end_row - 1:,}, "
+        f"{format_bytes(planned.nbytes)}"
+    )
+    for line in planned.report():
+        typer.echo(f"  {line}")
+
+
+def _without(free: FreeMemory, planned: Placement) -> FreeMemory:
+    """Returns what is left once a plan's tiers were allocated."""
+    taken = {extent.tier: extent.nbytes for extent in planned.extents}
+    host_bytes = taken.get("host", 0) * free.room.local_ranks
+    bounds = ("available_bytes", "cgroup_bytes", "lock_bytes", "limit_bytes")
+    left = {
+        name: max(0, bound - host_bytes)
+        for name, bound in ((name, getattr(free.room, name)) for name in bounds)
+        if bound is not None
+    }
+    device_bytes = free.device_bytes
+    if device_bytes is not None:
+        device_bytes = max(0, device_bytes - taken.get("device", 0))
+    room = dataclasses.replace(free.room, **left)
+    return dataclasses.replace(free, room=room, device_bytes=device_bytes)
