@@ -73,3 +73,13 @@ def copy_checkpoint(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Cal
 def checkpoint(request: pytest.FixtureRequest, make_checkpoint: Callable[..., Path]) -> Path:
     """A checkpoint of each codec in turn, not to change."""
     return make_checkpoint(codec=request.param)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips what needs CUDA devices that are not here, with the reason."""
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for item in items:
+        if item.get_closest_marker("gpu") and num_gpus < 1:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        elif item.get_closest_marker("two_gpus") and num_gpus < 2:
+            item.add_marker(pytest.mark.skip(reason=f"needs two CUDA devices, {num_gpus} here"))
