@@ -158,7 +158,7 @@ class CudaHostRegistry:
         """Returns the GPU's PCI address, such as "0000:1b:00.0"."""
         error, address = self._runtime.cudaDeviceGetPCIBusId(32, self._device_index)
         self._require_success("cudaDeviceGetPCIBusId", error)
-        return bytes(address).rstrip(b"\0").decode()
+        return bytes(address).split(b"\0", 1)[0].decode()
 
     def _call(self, function: Callable[..., tuple[object, ...]], *arguments: int) -> int:
         import torch
