@@ -121,7 +121,7 @@ def make_model(
     model = _build(text_config, conditional).to(PLAIN_DTYPES.get(codec, torch.bfloat16))
     _randomise(model, seed)
     model.save_pretrained(path)
-    _rewrite(path, codec, scale_dtype, max_file_bytes)
+    quantise_tables(path, codec, scale_dtype, max_file_bytes)
     make_tokenizer().save_pretrained(path)
     return path
 
@@ -179,8 +179,8 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
         parameter.copy_(values)
 
 
-def _rewrite(path: Path, codec: str, scale_dtype: torch.dtype, max_file_bytes: int) -> None:
-    """Quantises the tables in `model.safetensors` and splits it into files, in order of names."""
+def quantise_tables(path: Path, codec: str, scale_dtype: torch.dtype, max_file_bytes: int) -> None:
+    """Quantises the tables in `path`/model.safetensors and splits it into files, by name."""
     tensors = load_file(path / "model.safetensors")
     shards: dict[str, list[str]] = {}
     for name in tensors:
