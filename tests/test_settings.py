@@ -20,6 +20,7 @@ BAD_VALUES = {
     "GRAMARY_DIRECT_IO": ["on"],
     "GRAMARY_MMAP_BUDGET_MIB": ["0", "lots"],
     "GRAMARY_HUGE_PAGES": ["always"],
+    "GRAMARY_SHARE_FOLDER": ["shm"],
     "GRAMARY_PIN_HOST": ["perhaps"],
     "GRAMARY_HOST_GATHER_ROWS": ["-1", "many"],
     "GRAMARY_FORCE_DOORBELL": ["-1"],

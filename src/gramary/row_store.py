@@ -74,6 +74,9 @@ class RowStore:
             in_memory = [tier for tier in self.tiers if tier.name != "disk"]
             done_bytes, all_bytes = 0, sum(tier.nbytes for tier in in_memory)
             for tier in in_memory:
+                if tier.is_filled:
+                    done_bytes += tier.nbytes
+                    continue
                 rows_of_tier = stream_rows(
                     layout, tier.first_row, tier.end_row, chunk_bytes=_chunk_bytes(layout)
                 )
@@ -82,6 +85,7 @@ class RowStore:
                     done_bytes += rows.numel()
                     if progress is not None:
                         progress(done_bytes, all_bytes)
+                tier.finish_writing()
             for tier in self.tiers:
                 self._ledger.add(tier.first_row, tier.end_row)
             self._ledger.require_complete()

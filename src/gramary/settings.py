@@ -35,6 +35,7 @@ class Settings:
         direct_io: whether large cold batches may bypass the page cache.
         mmap_budget_mib: resident size that `disk_reader="mmap"` keeps its mappings under, in MiB.
         huge_pages: take huge pages for host rows where they can be had.
+        share_folder: folder of a tmpfs in which `share=` keeps rows.
         pin_host: register a host tier with CUDA so that the GPU can read it.
         host_gather_rows: rows a batch from which CPU threads gather host rows for a GPU, where
             the ids are on the host; None measures it at open.
@@ -57,6 +58,7 @@ class Settings:
     direct_io: bool = True
     mmap_budget_mib: int = 256
     huge_pages: bool = True
+    share_folder: str = "/dev/shm"
     pin_host: bool = True
     host_gather_rows: int | None = None
     force_doorbell: bool = False
@@ -140,6 +142,10 @@ def _or_none(accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or accepts(value)
 
 
+def _is_absolute_path(value: Any) -> bool:
+    return isinstance(value, str) and os.path.isabs(value)
+
+
 def _one_of(*choices: str) -> Callable[[Any], bool]:
     return lambda value: value in choices
 
@@ -173,6 +179,8 @@ ENVIRONMENT: tuple[Variable, ...] = (
              _is_int_in(1, 1 << 20)),
     Variable("GRAMARY_HUGE_PAGES", "huge_pages", _BOOL,
              "take huge pages for host rows where they can be had", _parse_bool, _is_bool),
+    Variable("GRAMARY_SHARE_FOLDER", "share_folder", "an absolute path",
+             "folder of a tmpfs in which share= keeps rows", str, _is_absolute_path),
     Variable("GRAMARY_PIN_HOST", "pin_host", _BOOL,
              "register a host tier with CUDA so that the GPU can read it", _parse_bool, _is_bool),
     Variable("GRAMARY_HOST_GATHER_ROWS", "host_gather_rows", "an integer from 0 to 2^62",

@@ -13,13 +13,14 @@ from gramary.hashing import HashSpec
 from gramary.machine import HostRoom, numa_node_of_pci, read_host_room
 from gramary.placement import Extent, Placement, plan_placement
 from gramary.placement_grammar import parse_placement
-from gramary.row_layout import RowLayout
+from gramary.row_layout import RowLayout, TableSource
 from gramary.settings import Settings
 from gramary.tiers.base import Tier
 from gramary.tiers.device import DeviceTier, free_device_bytes
 from gramary.tiers.disk import DiskTier
 from gramary.tiers.host import HostOptions, HostTier
 from gramary.tiers.registration import CudaHostRegistry
+from gramary.tiers.share import SharedMapping, ShareKey
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,7 @@ class StorageRequest:
         shard_by: "rows" or "heads".
         settings: settings of the table.
         layout: where its rows lie in files; None where they come from elsewhere.
+        share: under which name processes share the host rows; None keeps them to this one.
     """
 
     spec: HashSpec
@@ -47,6 +49,7 @@ class StorageRequest:
     shard_by: str
     settings: Settings
     layout: RowLayout | None = None
+    share: ShareKey | None = None
 
     @property
     def is_locking(self) -> bool:
@@ -134,19 +137,38 @@ def plan_storage(request: StorageRequest, free: FreeMemory | None = None) -> Pla
         request.codec,
         request.placement,
         free_device=free.device_bytes,
-        free_host=free.room.free_bytes(locking=request.is_locking),
+        free_host=_free_host_bytes(request, free.room),
         kv_bytes=request.kv_bytes,
         shard=request.shard,
         shard_by=request.shard_by,
         device_total=free.device_total,
         settings=request.settings,
     )
+    if request.share is not None:
+        _check_shareable(request, placement)
     if request.layout is None and placement.extent("disk") is not None:
         raise PlacementError(
             f"placement {request.placement!r} leaves rows on disk, but this table has no files; "
             "use Table.open, or give device or host the rest"
         )
     return placement
+
+
+def _free_host_bytes(request: StorageRequest, room: HostRoom) -> int:
+    """Returns host bytes that may hold rows; those shared already need not be free."""
+    free_bytes = room.free_bytes(locking=request.is_locking)
+    return free_bytes + (request.share.shared_bytes() if request.share is not None else 0)
+
+
+def _check_shareable(request: StorageRequest, placement: Placement) -> None:
+    """Raises PlacementError where no rows are shared, or not the same ones in every process."""
+    if all(extent.tier != "host" for extent in placement.filled):
+        raise PlacementError(f"share: placement {request.placement!r} has no host rows to share")
+    if request.depends_on_free_memory:
+        raise PlacementError(
+            f"share: processes must agree on the rows they share, but placement "
+            f"{request.placement!r} depends on what is free; give sizes instead of auto"
+        )
 
 
 def build_tiers(request: StorageRequest, placement: Placement) -> tuple[Tier, ...]:
@@ -173,15 +195,35 @@ def _build_tier(request: StorageRequest, extent: Extent) -> Tier:
     if extent.tier == "device":
         return DeviceTier(extent.first_row, extent.num_rows, row_bytes, request.device)
     if extent.tier == "host":
-        options = _host_options(request)
+        options = _host_options(request, extent)
         return HostTier(extent.first_row, extent.num_rows, row_bytes, request.settings, options)
     if request.layout is None:
         raise AssertionError("plan_storage lets no disk rows through without files")
     return DiskTier(request.layout, extent.first_row, extent.num_rows, request.settings)
 
 
-def _host_options(request: StorageRequest) -> HostOptions:
-    if not request.is_locking:
-        return HostOptions()
-    registry = CudaHostRegistry(request.device.index)
-    return HostOptions(numa_node=numa_node_of_pci(registry.pci_address()), registry=registry)
+def _host_options(request: StorageRequest, extent: Extent) -> HostOptions:
+    with contextlib.ExitStack() as undo:
+        shared = None
+        if request.share is not None:
+            shared = SharedMapping(request.share, extent.first_row, extent.num_rows)
+            undo.callback(shared.close)
+        options = HostOptions(shared=shared)
+        if request.is_locking:
+            is_read_only = shared is not None and shared.is_filled
+            registry = CudaHostRegistry(request.device.index, is_read_only=is_read_only)
+            numa_node = numa_node_of_pci(registry.pci_address())
+            options = HostOptions(numa_node=numa_node, registry=registry, shared=shared)
+        undo.pop_all()
+    return options
+
+
+def share_key(name: str | None, source: TableSource, settings: Settings) -> ShareKey | None:
+    """Returns what the shared rows of a table are called, or None where none are shared.
+
+    Raises:
+        ArgumentError: the name cannot be part of a file's name.
+    """
+    if name is None:
+        return None
+    return ShareKey(settings.share_folder, name, source.model_id, source.codec)

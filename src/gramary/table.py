@@ -10,7 +10,7 @@ from types import TracebackType
 import torch
 
 from gramary.codecs import Codec
-from gramary.errors import ArgumentError, LoadError, UnsupportedError
+from gramary.errors import ArgumentError, LoadError
 from gramary.hashing import HashSpec
 from gramary.lifetime import Lifetime
 from gramary.ops import opaque
@@ -24,7 +24,7 @@ from gramary.row_store import Progress, RowStore
 from gramary.settings import Settings
 from gramary.source import open_source
 from gramary.stats import CallCounter, TableStats, TierStats
-from gramary.storage import StorageRequest, plan_storage, resolve_device
+from gramary.storage import StorageRequest, plan_storage, resolve_device, share_key
 from gramary.tiers.base import Tier
 
 logger = logging.getLogger("gramary")
@@ -83,7 +83,8 @@ class Table:
             kv_bytes: device bytes that `device=auto` leaves free for caches.
             shard: (rank, number of ranks): the part of the table to hold.
             shard_by: "rows" or "heads", see `plan_placement`.
-            share: name under which the host rows are shared by processes; not yet supported.
+            share: name under which processes of this user share the host rows: the first one
+                fills them, the others wait and map them; `gramary prune` frees what is unused.
             settings: None takes them from the environment.
             progress: called with (bytes done, bytes in all) while rows are read.
 
@@ -93,9 +94,8 @@ class Table:
             RowReadError: a file cannot be read.
             ArgumentError: an argument is out of its range.
         """
-        if share is not None:
-            raise UnsupportedError("share: sharing host rows by name is not supported yet")
         source = open_source(path, layer)
+        settings = settings or Settings.from_env()
         request = StorageRequest(
             spec=source.spec,
             codec=source.codec,
@@ -104,8 +104,9 @@ class Table:
             kv_bytes=kv_bytes,
             shard=shard,
             shard_by=shard_by,
-            settings=settings or Settings.from_env(),
+            settings=settings,
             layout=source.layout,
+            share=share_key(share, source, settings),
         )
         table = cls(RowStore(request))
         try:

@@ -21,6 +21,7 @@ COMMANDS: tuple[str, ...] = (
     "plan",
     "pack",
     "verify",
+    "prune",
     "generate",
     "doctor",
     "bench",

@@ -85,12 +85,17 @@ class HostMapping:
 
     def tensor(self) -> torch.Tensor:
         """Returns the memory as uint8 [num_bytes]; it must not be used after `close`."""
-        array = (ctypes.c_uint8 * self.num_bytes).from_address(self.address)
-        return torch.frombuffer(array, dtype=torch.uint8)
+        return tensor_at(self.address, self.num_bytes)
 
     def close(self) -> None:
         """Gives the memory and the descriptor back; a second call does nothing."""
         self.core.close()
 
 
-__all__ = ["HostMapping", "Pages"]
+def tensor_at(address: int, num_bytes: int) -> torch.Tensor:
+    """Returns memory of this process as uint8 [num_bytes]; the caller sees that it stays."""
+    array = (ctypes.c_uint8 * num_bytes).from_address(address)
+    return torch.frombuffer(array, dtype=torch.uint8)
+
+
+__all__ = ["HostMapping", "Pages", "tensor_at"]

@@ -6,6 +6,7 @@ rows, serves until the region says stop or the engine is gone, and makes no CUDA
 
 from __future__ import annotations
 
+import fcntl
 import json
 import mmap
 import os
@@ -13,9 +14,11 @@ import signal
 import sys
 from typing import Any
 
+import numpy as np
 import torch
 
 from gramary.errors import RowFetchError
+from gramary.native.memory import tensor_at
 from gramary.native.offload import RowService, StoreArguments
 from gramary.offload import ring
 from gramary.offload.ring import Ring, RingShape
@@ -87,9 +90,11 @@ _mappings: list[mmap.mmap] = []
 
 def map_memory(descriptor: int, num_bytes: int) -> torch.Tensor:
     """Returns inherited memory as uint8 [num_bytes], mapped until this process ends."""
-    mapping = mmap.mmap(descriptor, num_bytes)
+    is_read_only = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+    access = mmap.PROT_READ if is_read_only else mmap.PROT_READ | mmap.PROT_WRITE
+    mapping = mmap.mmap(descriptor, num_bytes, mmap.MAP_SHARED, access)
     _mappings.append(mapping)
-    return torch.frombuffer(mapping, dtype=torch.uint8)
+    return tensor_at(np.frombuffer(mapping, np.uint8).ctypes.data, num_bytes)
 
 
 def num_table_rows(spec: dict[str, Any]) -> int:

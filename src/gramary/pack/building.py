@@ -204,7 +204,7 @@ def _alternate(buffers: list[mmap.mmap]) -> Iterator[mmap.mmap]:
 
 
 def _choose_chunk_rows(source: TableSource, rows_per_block: int, recodes: bool) -> int:
-    """Returns rows a chunk: whole blocks, and few enough that all five buffers stay below a shard."""
+    """Returns rows a chunk: whole blocks, few enough that all five buffers stay below a shard."""
     layout = source.layout
     shard_bytes = max(run.num_rows for run in layout.runs) * layout.row_bytes
     limit = RECODE_CHUNK_BYTES if recodes else CHUNK_BYTES

@@ -1,7 +1,8 @@
 """The contract of a tier: one place that holds one extent of a table's rows.
 
 Order of calls: construct (all storage is taken here, or nothing is) → `write` any number of times
-while loading → `gather` from any number of threads → `close` once no other call is running.
+while loading → `finish_writing` → `gather` from any number of threads → `close` once no other
+call is running. A tier that `is_filled` from the start is not written.
 Row numbers are the table's own, never relative to the extent. A tier of no rows is never built.
 """
 
@@ -23,9 +24,12 @@ class Tier(abc.ABC):
         first_row: the table's row number of the first row held.
         num_rows: how many rows are held, at least 1.
         row_bytes: bytes of one encoded row.
+        is_filled: whether the rows are there already and must not be written (another process
+            filled memory that is shared).
     """
 
     name: str
+    is_filled = False
 
     def __init__(self, first_row: int, num_rows: int, row_bytes: int) -> None:
         if first_row < 0 or num_rows < 1 or row_bytes < 1:
@@ -58,6 +62,9 @@ class Tier(abc.ABC):
         Raises:
             UnsupportedError: this tier reads its rows from files and cannot be written.
         """
+
+    def finish_writing(self) -> None:  # noqa: B027 - most tiers have nothing to do then
+        """Ends loading: called once, when every row was written; not where `is_filled`."""
 
     @abc.abstractmethod
     def gather(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:

@@ -15,6 +15,7 @@ from gramary.native.rows import RowExtent
 from gramary.settings import Settings
 from gramary.tiers.base import Tier
 from gramary.tiers.registration import HostRegistry, Registration
+from gramary.tiers.share import SharedMapping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,12 +27,14 @@ class HostOptions:
         huge_pages: what huge pages the machine has; None reads it.
         numa_node: node to prefer, such as the GPU's own; None has no preference.
         registry: CUDA calls to register the memory with; None leaves it plain memory.
+        shared: memory that other processes share, taken over by the tier; None takes own memory.
     """
 
     room: HostRoom | None = None
     huge_pages: HugePages | None = None
     numa_node: int | None = None
     registry: HostRegistry | None = None
+    shared: SharedMapping | None = None
 
 
 class HostTier(Tier):
@@ -71,11 +74,15 @@ class HostTier(Tier):
         super().__init__(first_row, num_rows, row_bytes)
         settings, options = settings or Settings(), options or HostOptions()
         is_locking = options.registry is not None
-        room = options.room or read_host_room(settings)
-        _require_room(self.nbytes, room, is_locking)
+        self._shared = options.shared
         huge_pages = options.huge_pages or read_huge_pages()
         wants_huge = settings.huge_pages and self.nbytes >= huge_pages.page_bytes > 0
-        self._mapping = _take_memory(self.nbytes, huge_pages if wants_huge else None, options)
+        self._mapping: HostMapping | SharedMapping
+        if options.shared is not None:
+            self._mapping, self.is_filled = options.shared, options.shared.is_filled
+        else:
+            _require_room(self.nbytes, options.room or read_host_room(settings), is_locking)
+            self._mapping = _take_memory(self.nbytes, huge_pages if wants_huge else None, options)
         self._registration: Registration | None = None
         try:
             if is_locking or wants_huge:
@@ -123,6 +130,11 @@ class HostTier(Tier):
             self.rows[first:stop].copy_(rows[offset : offset + stop - first])
             first = stop
 
+    def finish_writing(self) -> None:
+        """Lets other processes see shared rows."""
+        if self._shared is not None:
+            self._shared.publish()
+
     def gather(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:
         """Fills `out` uint8 [n, row_bytes] with the rows of `row_ids` int64 [n], all held here."""
         extent = RowExtent(self.rows.data_ptr(), self.first_row, self.num_rows)
@@ -136,6 +148,7 @@ class HostTier(Tier):
             "locked_bytes": self.locked_bytes,
             "numa_node": -1 if self._numa_node is None else self._numa_node,
             "registration": self._registration.way if self._registration else "plain memory",
+            "shared": self._shared.path if self._shared else "no",
         }
 
     def close(self) -> None:

@@ -126,12 +126,13 @@ class CudaHostRegistry:
 
     Args:
         device_index: the GPU whose context is used.
+        is_read_only: the memory is mapped for reading only.
 
     Raises:
         DependencyError: the package `cuda-bindings` is missing.
     """
 
-    def __init__(self, device_index: int) -> None:
+    def __init__(self, device_index: int, *, is_read_only: bool = False) -> None:
         try:
             from cuda.bindings import runtime
         except ImportError as error:
@@ -140,10 +141,13 @@ class CudaHostRegistry:
             ) from error
         self._runtime = runtime
         self._device_index = device_index
+        self._is_read_only = is_read_only
 
     def register(self, address: int, num_bytes: int) -> None:
         """Registers a range as mapped and portable (visible to all GPUs)."""
         flags = self._runtime.cudaHostRegisterMapped | self._runtime.cudaHostRegisterPortable
+        if self._is_read_only:
+            flags |= self._runtime.cudaHostRegisterReadOnly
         self._call(self._runtime.cudaHostRegister, address, num_bytes, flags)
 
     def unregister(self, address: int) -> None:

@@ -1,0 +1,296 @@
+"""One copy of the host rows for many processes: complete or not there, private, and pruned."""
+
+import multiprocessing
+import os
+import resource
+import signal
+import stat
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from table_stage import encoded_table, small_spec, write_table_folder
+
+from gramary import Table
+from gramary.cli import main
+from gramary.codecs import Codec
+from gramary.errors import ArgumentError, CapacityError, PlacementError, RowReadError
+from gramary.settings import Settings
+from gramary.tiers.share import SharedMapping, ShareKey
+from gramary.tiers.share_folder import ShareFolder
+
+SPEC = small_spec()
+
+
+@pytest.fixture
+def root() -> Iterator[str]:
+    """A folder in a tmpfs, removed at the end."""
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("/dev/shm cannot be written to")
+    with tempfile.TemporaryDirectory(prefix="gramary-test-", dir="/dev/shm") as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor]:
+    """A model folder and its encoded rows."""
+    encoded, codec = encoded_table(SPEC, "fp8")
+    path = write_table_folder(tmp_path_factory.mktemp("model"), SPEC, encoded, codec)
+    return path, encoded
+
+
+def open_shared(model: tuple[Path, torch.Tensor], root: str, **options: object) -> Table:
+    options.setdefault("share", "rows")
+    return Table.open(model[0], settings=Settings(share_folder=root), **options)
+
+
+def assert_rows(table: Table, encoded: torch.Tensor) -> None:
+    row_ids = torch.arange(len(encoded))
+    assert torch.equal(table.lookup(row_ids, dtype=torch.uint8), encoded)
+
+
+def files_of(root: str) -> list[str]:
+    with ShareFolder(root) as folder:
+        return [file.file_name for file in folder.files()]
+
+
+def test_the_second_table_maps_what_the_first_filled(model, root) -> None:
+    with open_shared(model, root) as first, open_shared(model, root) as second:
+        assert_rows(first, model[1])
+        assert_rows(second, model[1])
+        tiers = [table._store.tiers[0] for table in (first, second)]
+        inodes = [os.fstat(tier.descriptor).st_ino for tier in tiers]
+        assert inodes[0] == inodes[1]
+        assert [tier.is_filled for tier in tiers] == [False, True]
+        path = Path(tiers[0].stats()["shared"])
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.pwrite(tiers[1].descriptor, b"x", 0)
+    # It stays for the next one, and serves with the model's files gone from memory.
+    assert len(files_of(root)) == 1
+    with open_shared(model, root, placement="host=all") as third:
+        assert third._store.tiers[0].is_filled
+        assert_rows(third, model[1])
+
+
+def test_other_rows_are_other_files(model, root) -> None:
+    with (
+        open_shared(model, root) as whole,
+        open_shared(model, root, share="other") as other,
+        open_shared(model, root, placement="host=10000,disk") as part,
+        open_shared(model, root, shard=(1, 2)) as half,
+    ):
+        assert len(files_of(root)) == 4
+        for table in (whole, other, part):
+            assert_rows(table, model[1])
+        first_row = half._store.tiers[0].first_row
+        row_ids = torch.arange(first_row, len(model[1]))
+        assert torch.equal(half.lookup(row_ids, dtype=torch.uint8), model[1][row_ids])
+
+
+def fill_and_wait(path: Path, root: str, is_filling, may_go_on) -> None:
+    from gramary import row_store
+
+    stream = row_store.stream_rows
+
+    def slowly(*arguments, **options):
+        for chunk in stream(*arguments, **options):
+            is_filling.set()
+            may_go_on.wait(60)
+            yield chunk
+
+    row_store.stream_rows = slowly
+    with Table.open(path, share="rows", settings=Settings(share_folder=root)):
+        pass
+
+
+def test_others_wait_for_the_filler_and_see_only_complete_rows(model, root) -> None:
+    context = multiprocessing.get_context("fork")
+    is_filling, may_go_on = context.Event(), context.Event()
+    filler = context.Process(target=fill_and_wait, args=(model[0], root, is_filling, may_go_on))
+    filler.start()
+    assert is_filling.wait(60)
+    assert [name.rpartition(".")[2] for name in files_of(root)] == ["filling"]
+    opened: list[Table] = []
+    waiter = threading.Thread(target=lambda: opened.append(open_shared(model, root)))
+    waiter.start()
+    waiter.join(0.3)
+    assert waiter.is_alive(), "the rows are not complete yet"
+    may_go_on.set()
+    waiter.join(60)
+    filler.join(60)
+    assert filler.exitcode == 0
+    assert opened[0]._store.tiers[0].is_filled
+    assert_rows(opened[0], model[1])
+    opened[0].close()
+
+
+def test_a_killed_filler_leaves_nothing_that_is_served(model, root) -> None:
+    context = multiprocessing.get_context("fork")
+    for _ in range(3):
+        is_filling, may_go_on = context.Event(), context.Event()
+        filler = context.Process(target=fill_and_wait, args=(model[0], root, is_filling, may_go_on))
+        filler.start()
+        assert is_filling.wait(60)
+        os.kill(filler.pid, signal.SIGKILL)
+        filler.join(60)
+        assert [name.rpartition(".")[2] for name in files_of(root)] == ["filling"]
+    with open_shared(model, root) as table:
+        assert not table._store.tiers[0].is_filled, "it had to be filled anew"
+        assert_rows(table, model[1])
+    assert [name.rpartition(".")[2] for name in files_of(root)] == ["rows"]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_killed_at_random_points(model, root) -> None:
+    """Whatever a killed process leaves, the next one has the right rows."""
+    for i in range(15):
+        child = os.fork()
+        if child == 0:
+            try:
+                while True:
+                    open_shared(model, root).close()
+                    with ShareFolder(root) as folder:
+                        folder.prune()
+            finally:
+                os._exit(1)
+        time.sleep(0.002 + 0.003 * i)
+        os.kill(child, signal.SIGKILL)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        with open_shared(model, root) as table:
+            assert_rows(table, model[1])
+        if i % 3 == 0:
+            with ShareFolder(root) as folder:
+                folder.prune()
+
+
+def test_a_failed_filler_removes_its_file(model, root, monkeypatch) -> None:
+    from gramary import row_store
+
+    def fail(*_: object, **__: object) -> None:
+        raise RowReadError("scripted", file="x", offset=0, errno=5)
+
+    monkeypatch.setattr(row_store, "stream_rows", fail)
+    with pytest.raises(RowReadError):
+        open_shared(model, root)
+    assert files_of(root) == []
+    monkeypatch.undo()
+    with open_shared(model, root) as table:
+        assert_rows(table, model[1])
+
+
+@pytest.mark.behaviour(6)
+def test_too_small_a_tmpfs_is_an_error_with_numbers(model, tmp_path, root) -> None:
+    """Behaviour 6: needed and free bytes, and what to do; nothing stays behind."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(CapacityError, match=r"needs [\d,]+ bytes .* has [\d,]+ free"):
+            open_shared(model, root)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert files_of(root) == []
+    small = tmp_path / "small"
+    small.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "none", str(small)]
+    if os.geteuid() != 0 or subprocess.run(mount, check=False).returncode:
+        pytest.skip("mounting a small tmpfs needs rights that are not here")
+    try:
+        with pytest.raises(CapacityError, match=r"needs 40,960 bytes .* 16,384 free.*remount"):
+            open_shared(model, str(small))
+        assert files_of(str(small)) == []
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+@pytest.mark.parametrize("spoil", ["mode", "link", "folder mode", "folder link", "size", "pipe"])
+def test_what_is_not_private_is_refused(model, root, spoil) -> None:
+    open_shared(model, root).close()
+    with ShareFolder(root) as folder:
+        path = Path(folder.path)
+        rows = path / next(folder.files()).file_name
+    if spoil == "mode":
+        rows.chmod(0o644)
+    elif spoil == "link":
+        rows.rename(path / "elsewhere")
+        rows.symlink_to(path / "elsewhere")
+    elif spoil == "folder mode":
+        path.chmod(0o755)
+    elif spoil == "folder link":
+        path.rename(Path(root) / "real")
+        path.symlink_to(Path(root) / "real")
+    elif spoil == "size":
+        os.truncate(rows, 8192)
+    else:
+        rows.unlink()
+        os.mkfifo(rows, 0o600)
+    with pytest.raises(PlacementError, match="share: "):
+        open_shared(model, root)
+
+
+@pytest.mark.behaviour(13)
+def test_what_cannot_be_shared_is_refused(model, root, tmp_path) -> None:
+    """Behaviour 13: a share that cannot be honoured is an error where it is given."""
+    for name in ("", "a/b", "..", ".hidden", "-x", "x" * 65, "a\n"):
+        with pytest.raises(ArgumentError, match="share: expected 1 to 64"):
+            open_shared(model, root, share=name)
+    with pytest.raises(PlacementError, match="no host rows"):
+        open_shared(model, root, placement="disk")
+    with pytest.raises(PlacementError, match="instead of auto"):
+        open_shared(model, root, placement="host=auto")
+    if os.stat(tmp_path).st_dev != os.stat("/dev/shm").st_dev:
+        with pytest.raises(PlacementError, match="to be a tmpfs"):
+            open_shared(model, str(tmp_path))
+    with pytest.raises(PlacementError, match="cannot use"):
+        open_shared(model, f"{root}/missing")
+
+
+@pytest.mark.behaviour(8)
+def test_nothing_is_left_open(model, root) -> None:
+    def leftovers() -> tuple[int, int]:
+        with open("/proc/self/maps") as maps:
+            return len(os.listdir("/proc/self/fd")), sum("gramary-" in line for line in maps)
+
+    open_shared(model, root).close()
+    before = leftovers()
+    for _ in range(20):
+        open_shared(model, root).close()
+        with pytest.raises(PlacementError):
+            open_shared(model, root, placement="host=auto")
+    assert leftovers() == before
+
+
+def test_prune_removes_what_nobody_uses(model, root, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("GRAMARY_SHARE_FOLDER", root)
+    open_shared(model, root, share="idle").close()
+    key = ShareKey(root, "filling", "some model", Codec("bf16", 8))
+    filler = SharedMapping(key, 0, 100)
+
+    def run(*words: str) -> str:
+        with pytest.raises(SystemExit) as left:
+            main(["prune", *words])
+        assert not left.value.code
+        return capsys.readouterr().out
+
+    with open_shared(model, root, share="busy") as table:
+        listed = run("--dry-run")
+        assert "can be freed" in listed
+        assert len(files_of(root)) == 3
+        removed = run()
+        for text in (listed, removed):
+            lines = text.splitlines()
+            assert any("kept" in line and "busy" in line and "in use" in line for line in lines)
+            assert any("kept" in line and "being filled" in line for line in lines)
+        assert "removed" in removed
+        assert "idle" in removed
+        assert sorted(name.partition("-")[0] for name in files_of(root)) == ["busy", "filling"]
+        assert_rows(table, model[1])
+    filler.close()
+    run()
+    assert files_of(root) == []
