@@ -26,6 +26,10 @@ from gramary.tiers.share_folder import ShareFolder
 
 SPEC = small_spec()
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)
+
 
 @pytest.fixture
 def root() -> Iterator[str]:
@@ -147,7 +151,6 @@ def test_a_killed_filler_leaves_nothing_that_is_served(model, root) -> None:
     assert [name.rpartition(".")[2] for name in files_of(root)] == ["rows"]
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_killed_at_random_points(model, root) -> None:
     """Whatever a killed process leaves, the next one has the right rows."""
     for i in range(15):
