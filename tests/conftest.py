@@ -1,6 +1,5 @@
 """Fixtures that the tests share: instruction sets, and small checkpoints, made once a session."""
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,10 +8,10 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
+from interpreter import use_interpreter
 
 # Triton decides when a kernel is defined whether it is interpreted, so before any is imported.
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+use_interpreter()
 
 # On a loaded machine a test may take any time; its bits are what counts.
 hypothesis.settings.register_profile("gramary", deadline=None)

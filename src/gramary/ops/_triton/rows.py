@@ -107,7 +107,7 @@ def load_rows(
     chunks = ()
     for i_c in tl.static_range(NUM_CHUNKS):
         chunk = load_chunk(address[:, None], i_c * BE, CODEC, DIM, BITS, BE, ALIGN, CACHE)
-        chunks = chunks + (chunk,)  # type: ignore[assignment]
+        chunks = chunks + (chunk,)
     return chunks
 
 

@@ -1,0 +1,86 @@
+"""Triton's interpreter as the tests use it: kernels run on the CPU, where there is no GPU.
+
+Three of its habits differ from a GPU's and are mended here, so that kernels need not know of it:
+it truncates where a cast to bfloat16 rounds, it computes on the bits of bfloat16 as if they were
+integers, and it spreads one truth value over a block as whatever was compared.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def use_interpreter() -> None:
+    """Makes Triton interpret kernels; to be called before anything imports Triton."""
+    if torch.cuda.is_available() or os.environ.setdefault("TRITON_INTERPRET", "1") != "1":
+        return
+    mend_bfloat16()
+    mend_splat()
+    patch_language_once()
+
+
+def mend_bfloat16() -> None:
+    """Rounds casts to bfloat16 to the nearest, ties to even, and computes through float32."""
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    cast, compute = InterpreterBuilder.cast_impl, InterpreterBuilder.binary_op
+
+    def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
+        if (src.dtype.scalar, dst_type.scalar) == (tl.float32, tl.bfloat16):
+            return TensorHandle(bfloat16_bits(src.data), tl.bfloat16)
+        return cast(self, src, dst_type)
+
+    def binary_op(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
+        if lhs.dtype.scalar != tl.bfloat16:
+            return compute(self, lhs, rhs, op)
+        wide = compute(self, cast(self, lhs, tl.float32), cast(self, rhs, tl.float32), op)
+        return wide if wide.data.dtype == np.bool_ else cast_impl(self, wide, tl.bfloat16)
+
+    InterpreterBuilder.cast_impl = cast_impl
+    InterpreterBuilder.binary_op = binary_op
+
+
+def bfloat16_bits(values: np.ndarray) -> np.ndarray:
+    """float32 -> the bits of the nearest bfloat16, as uint16."""
+    tensor = torch.from_numpy(np.ascontiguousarray(values))
+    return tensor.bfloat16().view(torch.int16).numpy().view(np.uint16)
+
+
+def mend_splat() -> None:
+    """Spreads a truth value over a block as truth values."""
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    splat = InterpreterBuilder.create_splat
+
+    def create_splat(self: Any, ret_ty: Any, arg: Any) -> Any:
+        if arg.data.dtype != np.bool_:
+            return splat(self, ret_ty, arg)
+        return TensorHandle(np.full(ret_ty.shape, arg.data.item()), tl.int1)
+
+    InterpreterBuilder.create_splat = create_splat
+
+
+def patch_language_once() -> None:
+    """Lets a kernel call a function without patching Triton's language for it again.
+
+    A module's first call patches for good; once more for each call takes milliseconds.
+    """
+    from triton.runtime.interpreter import InterpretedFunction
+
+    patched_call = InterpretedFunction.__call__
+    modules = set()
+
+    def call_device_function(self: Any, *args: Any, **kwargs: Any) -> Any:
+        module = self.fn.__module__
+        if module.startswith("gramary.") or module in modules:
+            return self.rewrite()(*args, **kwargs)
+        modules.add(module)
+        return patched_call(self, *args, **kwargs)
+
+    InterpretedFunction.__call__ = call_device_function
