@@ -3,7 +3,6 @@
 import threading
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +32,6 @@ from gramary.errors import (
     ScaleError,
     ShardError,
     TokenError,
-    UnsupportedError,
 )
 from gramary.settings import Settings
 
@@ -448,11 +446,6 @@ def test_a_failed_allocation_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     assert other.stats().tiers == ()
     other.close()
     table.close()
-
-
-def test_sharing_by_name_is_refused_until_it_exists(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="share"):
-        Table.open(tmp_path, share="name")
 
 
 def test_stats_count_calls_and_rows() -> None:

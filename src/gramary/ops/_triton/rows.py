@@ -8,7 +8,6 @@ Two addresses stand for rows that are not read but made of one byte: ZERO_ROW of
 WRONG_ROW of 0xFF, which decodes to NaN in every codec.
 """
 
-
 import triton
 import triton.language as tl
 
