@@ -4,13 +4,13 @@ import logging
 import os
 import re
 import threading
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from gpu_stage import forbid_synchronisation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from table_stage import (
@@ -243,14 +243,9 @@ def test_lookups_never_wait_for_the_device(folders: dict[str, Folder]) -> None:
         on_device = on_gpu(batch)
         row_ids = torch.arange(50, device="cuda")
         table.embed(*on_device)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # The mode calls itself a prototype.
-            torch.cuda.set_sync_debug_mode("error")
-        try:
+        with forbid_synchronisation():
             rows = table.embed(*on_device)
             found = table.lookup(row_ids)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         assert same_bits(rows.cpu(), expected_embedding(SPEC, codec, encoded, batch))
         assert same_bits(found.cpu(), expected_rows(codec, encoded, row_ids.cpu()))
 

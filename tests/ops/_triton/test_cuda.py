@@ -13,6 +13,7 @@ from embed_stage import (
     random_table,
     split_extents,
 )
+from gpu_stage import forbid_synchronisation
 
 from gramary.codecs import Codec, decode_rows_ref
 from gramary.ops._triton.decode import decode
@@ -123,11 +124,8 @@ def test_no_call_allocates_or_synchronises():
     embed(constants, *batch, extents, FP8, out, error)
     torch.cuda.synchronize()
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with forbid_synchronisation():
         embed(constants, *batch, extents, FP8, out, error)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
     del keep
 
