@@ -57,6 +57,8 @@ def ngram_ids(
         out = torch.empty(shape, dtype=torch.int64, device=token_ids.device)
     else:
         check_out(out, shape, torch.int64, token_ids.device)
+    token_ids, query_start_loc = token_ids.contiguous(), query_start_loc.contiguous()
+    history = None if history is None else history.contiguous()
     if token_ids.device.type == "cpu":
         cpu_backend.ngram_ids(spec, token_ids, query_start_loc, history, out)
     elif token_ids.device.type == "cuda":

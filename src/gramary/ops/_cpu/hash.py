@@ -18,14 +18,12 @@ def ngram_ids(
     history: torch.Tensor | None,
     out: torch.Tensor,
 ) -> None:
-    """Writes the row ids of a checked batch into `out`.
+    """Writes the row ids of a checked batch, its tensors contiguous, into `out`.
 
     Raises:
         TokenError: a token or a history token lies outside the vocabulary.
         ArgumentError: query_start_loc does not begin with 0, falls or passes T.
     """
-    token_ids, query_start_loc = token_ids.contiguous(), query_start_loc.contiguous()
-    history = None if history is None else history.contiguous()
     fault = hasher(spec).ngram_ids(token_ids, query_start_loc, history, out)
     if fault is not None:
         raise_fault(fault, spec, token_ids, query_start_loc, history)
