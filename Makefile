@@ -11,7 +11,9 @@ TESTS ?= tests
 HOUSE_TESTS := tests/test_layers.py tests/test_exports.py tests/test_documentation.py \
 	tests/test_receipts.py
 
-.PHONY: setup demo test check format bench clean
+CHECKS := check-format check-lint check-types check-native check-docstrings check-house
+
+.PHONY: setup setup-check demo test check $(CHECKS) format bench clean
 
 setup:
 	@tools/set_up.sh test
@@ -22,17 +24,33 @@ demo: setup
 test: setup
 	$(VENV_PYTHON) -m pytest $(TESTS) $(ARGS)
 
-check:
+# `make -k check` goes on after a failure, to show them all.
+check: $(CHECKS)
+
+$(CHECKS): setup-check
+
+setup-check:
 	@tools/set_up.sh test check
+
+check-format:
 	$(VENV_PYTHON) -m ruff format --check .
+
+check-lint:
 	$(VENV_PYTHON) -m ruff check .
+
+check-types:
 	$(VENV_PYTHON) -m mypy
+
+check-native:
 	.venv/bin/clang-format --dry-run -Werror $$(find csrc -name '*.?pp')
+
+check-docstrings:
 	.venv/bin/interrogate --quiet src
+
+check-house:
 	$(VENV_PYTHON) -m pytest $(HOUSE_TESTS)
 
-format:
-	@tools/set_up.sh test check
+format: setup-check
 	$(VENV_PYTHON) -m ruff format .
 	$(VENV_PYTHON) -m ruff check --fix .
 	.venv/bin/clang-format -i $$(find csrc -name '*.?pp')
