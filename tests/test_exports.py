@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import gramary
+from gramary.cli.app import COMMANDS
 
 PACKAGE = Path(gramary.__file__).parent
 PACKAGES = sorted(
@@ -29,6 +30,37 @@ def test_exported_names_are_those_of_all(name: str) -> None:
     public.discard("annotations")
     assert public | {"__version__"} & exported == exported
     assert sorted(exported) == sorted(set(exported))
+
+
+# Names that users and other engines rely on; they stay.
+FIXED_NAMES = {
+    "gramary": "HashSpec ngram_ids Table plan_placement ple SlotPool Batch Connector PLELayer "
+    "errors",
+    "gramary.errors": "GramaryError",
+    "gramary.HashSpec": "from_config",
+    "gramary.Table": "open empty load_shard materialize finish_loading lookup embed placement "
+    "stats check check_integrity close",
+    "gramary.ple": "Caps plan bind run export_checkpoint ExportStatus to_chronological "
+    "from_chronological",
+    "gramary.SlotPool": "acquire release fork restore commit check_integrity",
+    "gramary.Connector": "request wait cancel release_outputs check stats close",
+    "gramary.integrations.transformers": "load",
+}
+FIXED_COMMANDS = ("inspect", "plan", "pack", "verify", "prune", "generate", "bench", "doctor")
+
+
+@pytest.mark.parametrize("owner", FIXED_NAMES)
+def test_fixed_names_exist(owner: str) -> None:
+    importlib.import_module("gramary.integrations.transformers")
+    found = gramary
+    for name in owner.split(".")[1:]:
+        found = getattr(found, name)
+    missing = [name for name in FIXED_NAMES[owner].split() if not hasattr(found, name)]
+    assert not missing, f"{owner} lacks {missing}"
+
+
+def test_fixed_commands_exist() -> None:
+    assert set(FIXED_COMMANDS) <= set(COMMANDS)
 
 
 def test_the_version_is_that_of_the_metadata() -> None:
