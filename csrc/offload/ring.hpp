@@ -12,7 +12,9 @@ namespace gramary::offload {
 // the state word, which is settled by compare-and-swap.
 //
 // One request's life, per layer:
-//   requester   writes inputs or ids, then state = requested(n); the doorbell or host_number last
+//   requester   writes inputs or ids, then state = requested(n), then (stream lane) the number, so
+//               that whoever reads a number finds its request complete; the doorbell or
+//               host_number last
 //   service     waits until the slot's previous request was released, writes the rows, then the
 //               answer, then state: requested(n) -> published(n), then ready
 //   watchdog    gives up by state: requested(n) -> abandoned(n), then ready, likewise only once

@@ -71,6 +71,9 @@ bool RowService::serve_streams() {
 
 void RowService::serve_stream(Slot& slot) {
     const std::uint64_t number = load_acquire(slot.header->number);
+    // The ring of a request that was given up may be seen only when a newer one has its number in
+    // place: that one is answered then, and its own ring finds nothing left to do.
+    if (number == slot.header->done) return;
     const std::int64_t num_tokens =
         std::clamp<std::int64_t>(slot.header->num_tokens, 0, region_.max_tokens);
     for (std::size_t layer = 0; layer < stores_.size(); ++layer) {

@@ -309,6 +309,14 @@ class Table:
         return self._store.placement
 
     @property
+    def gather_from_rows(self) -> int | None:
+        """Rows a batch from which CPU threads bring host rows to the GPU faster than it reads them.
+
+        Measured when the table is loaded, unless `host_gather_rows` is set; None on the CPU.
+        """
+        return self._require_reader().gather_from_rows
+
+    @property
     def tiers(self) -> tuple[Tier, ...]:
         """The tiers that hold this rank's rows; none before storage is taken."""
         return tuple(self._store.tiers)

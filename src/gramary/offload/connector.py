@@ -10,6 +10,7 @@ Every other batch takes the stream lane, in the order of the device's own work.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -19,37 +20,36 @@ from typing import Any, Literal
 import torch
 
 from gramary.batch import Batch
-from gramary.errors import (
-    ArgumentError,
-    ClosedError,
-    FetchTimeoutError,
-    RowFetchError,
-    TokenError,
+from gramary.errors import ArgumentError, ClosedError, GramaryError, RowFetchError
+from gramary.offload.batch_tensors import check_tokens, tensors_for
+from gramary.offload.lanes import HostLane
+from gramary.offload.routing import Router
+from gramary.offload.service import Service
+from gramary.offload.setup import (
+    make_region,
+    make_side,
+    require_one_device,
+    ring_shape,
+    start_service,
 )
-from gramary.offload.consumer import HostConsumer, state_places
-from gramary.offload.lanes import HostLane, Quarantine, StreamLane
-from gramary.offload.process import ProcessService
-from gramary.offload.region import Region
-from gramary.offload.ring import RingShape
-from gramary.offload.service import Service, ThreadService
-from gramary.offload.stores import disk_files, store_arguments
 from gramary.offload.ticket import Ticket
-from gramary.ops.hash import ngram_ids
 from gramary.reading.arguments import result_buffer
 from gramary.settings import Settings
 from gramary.table import Table
-
-# Host-lane batches whose inputs are kept at once, for each slot.
-INPUTS_PER_SLOT = 8
 
 
 class Connector:
     """Fetches rows of one or several tables for the batches of an engine.
 
-    Calls come from one thread, the engine's. The tables must stay open until `close`.
+    Calls come from one thread, the engine's. The tables must stay open until `close`. On CUDA,
+    `request` and `wait` queue work on the current stream and may be captured into a graph,
+    together and once they have run eagerly with such tensors: a replay is a request of its own,
+    with the tokens, history and query_start_loc that its tensors then hold, and calls nothing on
+    the host. Graphs captured on one stream, and other work of that stream, must not overlap.
 
     Args:
-        tables: the PLE layers' tables, in the layers' order; one request fetches for all.
+        tables: the PLE layers' tables, in the layers' order, on one device; one request fetches
+            for all.
         max_tokens: most tokens of a batch, padding included.
         num_slots: results of the host lane that may be under way at once.
         worker: where the service runs: "thread" (in this process) or "process" (its own).
@@ -60,6 +60,7 @@ class Connector:
     Raises:
         ArgumentError: an argument is out of its range.
         RowFetchError: the worker process does not come up.
+        DependencyError: CUDA tables need Triton and cuda-bindings.
     """
 
     def __init__(
@@ -73,31 +74,30 @@ class Connector:
         settings: Settings | None = None,
     ) -> None:
         self._tables = (tables,) if isinstance(tables, Table) else tuple(tables)
+        require_one_device(self._tables)
         if worker not in ("thread", "process"):
             raise ArgumentError(f"worker: expected 'thread' or 'process', got {worker!r}")
-        self._settings = settings or Settings.from_env()
-        self._early = prefill_early_request
-        self._region = Region(ring_shape(self._tables, max_tokens, num_slots))
+        settings = settings or Settings.from_env()
+        self._router = Router.of(self._tables, settings, prefill_early_request)
+        shape = ring_shape(self._tables, max_tokens, num_slots)
+        self._limits = shape
+        if self._router.why_none is not None:
+            # Nothing ever rings.
+            shape = dataclasses.replace(shape, max_tokens=1, max_requests=1)
+        self._region = make_region(shape, self._tables[0].device)
         try:
-            self._service = start_service(worker, self._region, self._tables, self._settings)
+            self._service = start_service(worker, self._region, self._tables, settings)
+            try:
+                self._side = make_side(self._region, self._service, self._tables, settings)
+            except BaseException:
+                self._service.stop()
+                raise
         except BaseException:
             self._region.close()
             raise
-        self._quarantine = Quarantine(self._region)
-        self._host_lane = HostLane(self._region, self._quarantine)
-        stream_slot = self._region.ring.stream_slots[0]
-        self._stream_lane = StreamLane(self._region, stream_slot, self._quarantine)
-        self._consumer = HostConsumer(
-            self._region,
-            self._service,
-            [table.codec for table in self._tables],
-            [disk_files(table) for table in self._tables],
-            self._settings.request_timeout_s,
-        )
+        self._host_lane = HostLane(self._region, self._side.quarantine)
         self._open_tickets: list[Ticket] = []
-        self._canceled: list[Ticket] = []
         self._lanes_taken: Counter[str] = Counter()
-        self._error: RowFetchError | None = None
         self._lock = threading.RLock()
         self._is_closed = False
 
@@ -117,16 +117,17 @@ class Connector:
         with self._lock:
             self.check()
             self._require_fit(batch)
-            self._settle_canceled()
-            reason = batch.why_not_prompt_only()
-            if reason is None and not self._early:
-                reason = "prefill_early_request is off"
-            if reason is None:
+            self._side.settle()
+            route = self._router.route(batch)
+            if route.lane == "host":
                 check_tokens(batch, self._tables)
                 ticket = self._host_lane.request(batch)
+                self._side.watch(ticket)
+            elif route.lane == "stream":
+                ticket = self._side.request(batch)
             else:
-                ticket = self._stream_lane.request(batch, self._hash(batch))
-            self._lanes_taken[f"stream: {reason}" if reason else "host: prompt-only"] += 1
+                ticket = unasked(batch)
+            self._lanes_taken[f"{route.lane}: {route.reason}"] += 1
             self._open_tickets.append(ticket)
             return ticket
 
@@ -153,31 +154,37 @@ class Connector:
             Padding has zero rows.
 
         Raises:
-            RowFetchError: the rows could not be had; the result buffer holds NaN.
+            RowFetchError: the rows could not be had; the result buffer holds NaN. On CUDA a
+                result turns NaN in stream order, and a later call tells; the ticket that such a
+                call is about stays open.
             ArgumentError: the ticket is not this connector's, or the layer was awaited before.
             ClosedError: the connector was closed.
         """
         with self._lock:
             self._require_open()
             self._require_awaitable(ticket, layer)
+            if error := self._side.take_error(of_tokens=False):
+                raise error
             table = self._tables[layer]
             shape, heads = (ticket.num_tokens,), table.spec.num_heads
             result = result_buffer(table.codec, shape, heads, table.device, out, dtype)
-            if not ticket.awaited and ticket.lane == "host":
-                self._host_lane.awaited()
             ticket.awaited.add(layer)
             try:
-                self._consumer.take(ticket, layer, result)
-            except FetchTimeoutError:
-                self._quarantine.add(ticket)
+                self._take(ticket, layer, result)
+            except RowFetchError:
+                self._finish_if_done(ticket)
                 raise
-            finally:
-                if len(ticket.awaited) == len(self._tables):
-                    self._release(ticket)
+            except BaseException:
+                # Nothing was waited for.
+                ticket.awaited.discard(layer)
+                raise
+            self._finish_if_done(ticket)
             return result
 
     def cancel(self, ticket: Ticket) -> None:
         """Gives a ticket up that no layer was awaited for; its slot becomes free.
+
+        On CUDA, a ticket of the stream lane is given up in the order of the current stream.
 
         Raises:
             ArgumentError: the ticket is not this connector's, or a layer was awaited.
@@ -187,28 +194,32 @@ class Connector:
                 raise ArgumentError(f"ticket: expected one under way and not awaited, got {ticket}")
             ticket.is_canceled = True
             self._open_tickets.remove(ticket)
-            self._canceled.append(ticket)
-            if ticket.lane == "host":
-                self._host_lane.awaited()
-            self._settle_canceled()
+            self._host_lane.finished(ticket)
+            if ticket.lane != "none":
+                self._side.cancel(ticket)
 
     def release_outputs(self) -> None:
         """Frees, at the end of a forward, the slots of tickets awaited for some layers only."""
         with self._lock:
             for ticket in [ticket for ticket in self._open_tickets if ticket.awaited]:
                 for layer in set(range(len(self._tables))) - ticket.awaited:
-                    self._give_up(ticket, layer)
-                self._release(ticket)
+                    ticket.awaited.add(layer)
+                    if ticket.lane != "none":
+                        self._side.drop(ticket, layer)
+                self._finish_if_done(ticket)
 
     def check(self) -> None:
         """Raises what went wrong with an earlier request and was not told yet, once.
 
+        Reads host memory only: a GPU's failures show once its stream came to them.
+
         Raises:
             RowFetchError: rows could not be had, or the worker died.
+            TokenError: on CUDA, a token on the device lay outside the vocabulary.
             ClosedError: the connector was closed.
         """
         self._require_open()
-        error, self._error = self._error, None
+        error: GramaryError | None = self._side.take_error()
         if error is None and (why := self._service.why_dead()):
             error = RowFetchError(f"{why}; close this connector and make a new one")
         if error is not None:
@@ -224,14 +235,18 @@ class Connector:
         }
 
     def close(self) -> None:
-        """Ends the service, drops what is under way and gives the memory back."""
+        """Ends the service, drops what is under way and gives the memory back.
+
+        Waits for the device where there is one; graphs that were captured with this connector must
+        not be replayed any more.
+        """
         with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
             self._service.stop()
+            self._side.close()
             self._open_tickets.clear()
-            self._canceled.clear()
             self._region.close()
 
     @property
@@ -250,49 +265,35 @@ class Connector:
     ) -> None:
         self.close()
 
-    def _hash(self, batch: Batch) -> list[torch.Tensor]:
-        tokens, starts, history = batch.token_ids, batch.query_start_loc, batch.history
-        return [
-            ngram_ids(table.spec, tokens, starts, narrow(history, table)) for table in self._tables
-        ]
+    def _take(self, ticket: Ticket, layer: int, out: torch.Tensor) -> None:
+        if ticket.batch is None:
+            self._side.take(ticket, layer, out)
+        else:
+            table = self._tables[layer]
+            table.embed(*tensors_for(ticket.batch, table), out=out)
 
-    def _release(self, ticket: Ticket) -> None:
-        self._consumer.release(ticket)
+    def _finish_if_done(self, ticket: Ticket) -> None:
+        """Closes the books on a ticket without layers left."""
+        if len(ticket.awaited) < len(self._tables):
+            return
+        if ticket.lane != "none":
+            self._side.release(ticket)
+        self._host_lane.finished(ticket)
         ticket.is_released = True
         self._open_tickets.remove(ticket)
-        if ticket.lane == "stream":
-            self._stream_lane.released()
-
-    def _give_up(self, ticket: Ticket, layer: int) -> None:
-        """Abandons a layer nobody waits for, or lowers the flag of its answer."""
-        slot = ticket.slot
-        assert slot is not None, ticket
-        places = state_places(self._region, ticket)
-        if not self._region.abandon(places, ticket.number, layer):
-            self._region.wait_ready(slot, layer, self._settings.request_timeout_s)
-            self._region.clear_ready(slot, layer)
-
-    def _settle_canceled(self) -> None:
-        """Releases canceled tickets whose slot's previous request was released."""
-        for ticket in list(self._canceled):
-            slot = ticket.slot
-            assert slot is not None, ticket
-            before = ticket.number - len(self._region.ring.host_slots)
-            if ticket.lane == "host" and self._region.released(slot) < before:
-                continue
-            for layer in range(len(self._tables)):
-                self._give_up(ticket, layer)
-            self._region.release(slot, ticket.number)
-            self._canceled.remove(ticket)
-            if ticket.lane == "stream":
-                self._stream_lane.released()
 
     def _require_open(self) -> None:
         if self._is_closed:
             raise ClosedError("the connector was closed")
 
     def _require_fit(self, batch: Batch) -> None:
-        shape = self._region.ring.shape
+        shape = self._limits
+        device = self._tables[0].device
+        if not batch.is_on_host and batch.token_ids.device != device:
+            raise ArgumentError(
+                f"batch: expected tensors on the CPU or {device} (the tables' device), got "
+                f"{batch.token_ids.device}"
+            )
         if batch.num_tokens > shape.max_tokens or batch.num_requests > shape.max_requests:
             raise ArgumentError(
                 f"batch: expected at most max_tokens = {shape.max_tokens} tokens and "
@@ -313,48 +314,18 @@ class Connector:
             raise ArgumentError(f"layer: {layer} of this ticket was awaited before")
 
 
-def ring_shape(tables: Sequence[Table], max_tokens: int, num_slots: int) -> RingShape:
-    """Returns the sizes of the memory that a connector of these tables shares."""
-    if not tables:
-        raise ArgumentError("tables: expected at least one")
-    return RingShape(
-        max_tokens=max_tokens,
-        max_requests=max_tokens,
-        history_length=max(table.spec.history_length for table in tables),
-        num_heads=tuple(table.spec.num_heads for table in tables),
-        row_bytes=tuple(table.codec.row_bytes for table in tables),
-        num_host_slots=num_slots,
-        num_stream_slots=1,
-        num_inputs=num_slots * INPUTS_PER_SLOT,
-    )
+def unasked(batch: Batch) -> Ticket:
+    """Returns the ticket of a batch whose rows the GPU reads itself, in `wait`.
 
-
-def start_service(
-    kind: str, region: Region, tables: Sequence[Table], settings: Settings
-) -> Service:
-    """Returns a running service for the tables."""
-    if kind == "process":
-        return ProcessService(region, tables, settings)
-    return ThreadService(region, tuple(store_arguments(table) for table in tables), settings)
-
-
-def narrow(history: torch.Tensor | None, table: Table) -> torch.Tensor | None:
-    """Returns the newest columns of the widest layer's history that a table's hash needs."""
-    return None if history is None else history[:, history.shape[1] - table.spec.history_length :]
-
-
-def check_tokens(batch: Batch, tables: Sequence[Table]) -> None:
-    """Raises TokenError for the first token outside the smallest vocabulary."""
-    vocab_size = min(table.spec.vocab_size for table in tables)
-    for name, tokens in (("token_ids", batch.token_ids), ("history", batch.history)):
-        if tokens is None or not tokens.numel():
-            continue
-        low, high = torch.aminmax(tokens)
-        if low >= 0 and high < vocab_size:
-            continue
-        flat = tokens.reshape(-1)
-        index = int(((flat < 0) | (flat >= vocab_size)).to(torch.uint8).argmax())
-        raise TokenError(f"{name}[{index}]: expected 0 to {vocab_size - 1}, got {int(flat[index])}")
+    Host tensors are copied; device tensors must stay as they are until then.
+    """
+    if batch.is_on_host:
+        history = None if batch.history is None else batch.history.clone()
+        tokens, starts = batch.token_ids.clone(), batch.query_start_loc.clone()
+        batch = dataclasses.replace(
+            batch, token_ids=tokens, query_start_loc=starts, history=history
+        )
+    return Ticket("none", 0, batch.num_tokens, batch.num_requests, batch=batch)
 
 
 __all__ = ["Connector"]

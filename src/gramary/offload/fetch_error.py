@@ -13,7 +13,7 @@ REMEDY = "Its requests' windows hold NaN from this batch on: restart them."
 
 
 def failed_answer(
-    ticket: Ticket,
+    ticket: Ticket | str,
     layer: int,
     answer: tuple[int, Failure, int, int, int],
     files: Sequence[str],
@@ -35,7 +35,7 @@ def failed_answer(
 
 
 def timed_out(
-    ticket: Ticket, layer: int, timeout_s: float, why_dead: str | None
+    ticket: Ticket | str, layer: int, timeout_s: float, why_dead: str | None
 ) -> FetchTimeoutError:
     """Returns the error of a request that was given up."""
     what = why_dead or f"no answer within {timeout_s:g} s (GRAMARY_REQUEST_TIMEOUT_S)"

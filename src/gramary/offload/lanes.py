@@ -7,6 +7,8 @@ the host lane. Neither waits for the other.
 
 from __future__ import annotations
 
+import threading
+
 import torch
 
 from gramary.batch import Batch
@@ -17,26 +19,38 @@ from gramary.offload.ticket import Ticket
 
 
 class Quarantine:
-    """Slots whose request timed out, until the service is through with it."""
+    """Slots whose request was given up, until the service is through with it; from any thread."""
 
     def __init__(self, region: Region) -> None:
         self._region = region
+        self._turn = threading.Lock()
         self._numbers: dict[SlotPlaces, int] = {}
 
-    def add(self, ticket: Ticket) -> None:
-        """Locks the slot of a ticket that timed out."""
-        if ticket.slot is not None:
-            self._numbers[ticket.slot] = ticket.number
+    def add(self, slot: SlotPlaces, number: int) -> None:
+        """Locks the slot of a request that was given up."""
+        with self._turn:
+            self._numbers[slot] = number
+
+    def is_locked(self, slot: SlotPlaces) -> bool:
+        """Returns whether the slot is locked and its request was not answered since."""
+        return self._locked_by(slot) > 0
 
     def require_free(self, slot: SlotPlaces) -> None:
-        """Raises FetchTimeoutError where the slot is locked and was not answered since."""
-        number = self._numbers.get(slot, 0)
-        if self._region.done(slot) < number:
+        """Raises FetchTimeoutError where the slot is locked."""
+        if number := self._locked_by(slot):
             raise FetchTimeoutError(
                 f"the slot is quarantined: its request {number} timed out and the worker has not "
                 "answered it yet"
             )
-        self._numbers.pop(slot, None)
+
+    def _locked_by(self, slot: SlotPlaces) -> int:
+        """Returns the request that locks a slot, or 0; lets go of one that was answered."""
+        with self._turn:
+            number = self._numbers.get(slot, 0)
+            if self._region.done(slot) < number:
+                return number
+            self._numbers.pop(slot, None)
+            return 0
 
 
 class HostLane:
@@ -46,24 +60,26 @@ class HostLane:
         self._region = region
         self._quarantine = quarantine
         self._newest = 0
-        self._unawaited = 0
+        self._open: dict[SlotPlaces, Ticket] = {}
 
     def request(self, batch: Batch) -> Ticket:
         """Copies a batch's inputs and returns its ticket; never blocks.
 
         Raises:
-            SlotsBusyError: as many tickets as there are slots were not awaited, or the consumer
-                is so far behind that no place for the inputs is free.
+            SlotsBusyError: the slot whose turn it is has a ticket that was not awaited for every
+                layer, or the consumer is so far behind that no place for the inputs is free.
             FetchTimeoutError: the slot holds a request that timed out and was not answered yet.
         """
         ring = self._region.ring
-        if self._unawaited >= len(ring.host_slots):
-            raise SlotsBusyError(
-                f"{self._unawaited} ticket(s) of the host lane were not awaited and there are "
-                f"{len(ring.host_slots)} slot(s): wait for or cancel one, or raise num_slots"
-            )
         number = self._newest + 1
         slot = ring.host_slot(number)
+        # A consumer that waited for this slot's next request before its last would wait forever.
+        if slot in self._open:
+            raise SlotsBusyError(
+                f"{len(self._open)} ticket(s) of the host lane were not awaited for every layer, "
+                f"among them {self._open[slot]}, and there are {len(ring.host_slots)} slot(s): "
+                "wait for it or cancel it, or raise num_slots"
+            )
         self._quarantine.require_free(slot)
         oldest = number - len(ring.inputs)
         if oldest > 0 and self._region.released(slot) < oldest:
@@ -72,14 +88,16 @@ class HostLane:
                 "under way: let the consumer catch up"
             )
         self._newest = number
-        self._unawaited += 1
         self._region.write_inputs(number, batch.token_ids, batch.query_start_loc, batch.history)
         self._region.announce(number)
-        return Ticket("host", number, batch.num_tokens, batch.num_requests, slot)
+        ticket = Ticket("host", number, batch.num_tokens, batch.num_requests, slot)
+        self._open[slot] = ticket
+        return ticket
 
-    def awaited(self) -> None:
-        """Counts a ticket that is awaited for the first time, or canceled."""
-        self._unawaited -= 1
+    def finished(self, ticket: Ticket) -> None:
+        """Counts a ticket that was awaited for every layer, or canceled."""
+        if ticket.slot is not None:
+            self._open.pop(ticket.slot, None)
 
 
 class StreamLane:

@@ -8,21 +8,33 @@ from gramary.native import offload as words
 from gramary.native.memory import HostMapping
 from gramary.offload import ring
 from gramary.offload.ring import Failure, InputPlaces, Phase, Ring, RingShape, SlotPlaces, state_of
+from gramary.tiers.registration import HostRegistry, Registration
 
 
 class Region:
     """Memory of one shape, zeroed, with the words of the protocol by name.
 
+    Args:
+        shape: the sizes to lay it out for.
+        registry: CUDA calls to register the memory with; None leaves it plain memory.
+
     Attributes:
         ring: where everything lies.
         address: address of the first byte in this process.
+        device_address: the same as GPUs see it; `address` where it is not registered.
         descriptor: file descriptor of the memory, owned by the region.
+
+    Raises:
+        UnsupportedError: CUDA does not register the memory.
     """
 
-    def __init__(self, shape: RingShape) -> None:
+    def __init__(self, shape: RingShape, registry: HostRegistry | None = None) -> None:
         self.ring = Ring(shape)
         self._mapping = HostMapping(self.ring.num_bytes)
-        self.address = self._mapping.address
+        self._registration: Registration | None = None
+        self.address = self.device_address = self._mapping.address
+        if registry is not None:
+            self._register(registry)
         self.descriptor = self._mapping.descriptor
         self._bytes = self._mapping.tensor()
         header = torch.frombuffer(bytearray(self.ring.header()), dtype=torch.uint8)
@@ -163,8 +175,28 @@ class Region:
         return self.address + slot.answers[layer] + ring.READY
 
     def close(self) -> None:
-        """Gives the memory back; no view of it may be used any more."""
+        """Gives the memory back; no view of it may be used any more, by no GPU either."""
+        if self._registration is not None:
+            self._registration.close()
+            self._registration = None
         self._mapping.close()
+
+    def _register(self, registry: HostRegistry) -> None:
+        mapping = self._mapping
+        try:
+            mapping.populate()
+            # Its rows need not end with a piece: pieces lie one behind the other for GPUs too.
+            self._registration = Registration(
+                mapping.address,
+                mapping.mapped_bytes,
+                mapping.page_bytes,
+                mapping.page_bytes,
+                registry,
+            )
+        except BaseException:
+            mapping.close()
+            raise
+        self.device_address = self._registration.device_address
 
     def _state_address(self, places: SlotPlaces | InputPlaces, layer: int) -> int:
         is_slot = isinstance(places, SlotPlaces)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 
+from gramary.batch import Batch
 from gramary.offload.ring import SlotPlaces
 
 
@@ -14,7 +15,8 @@ class Ticket:
 
     Attributes:
         lane: "host", "stream", or "none" where the consumer reads all rows itself.
-        number: the request's number in its lane (and slot), from 1; 0 without a lane.
+        number: the request's number in its lane (and slot), from 1; 0 without a lane, and where a
+            GPU counts by itself.
         num_tokens: tokens of the batch, padding included.
         num_requests: requests of the batch.
         slot: where the rows arrive; None without a lane.
@@ -22,6 +24,8 @@ class Ticket:
         awaited: layers that `wait` was called for.
         is_released: whether its slot is, or in stream order will be, free.
         is_canceled: whether it was given up by `cancel`.
+        is_captured: whether it was requested while a CUDA graph was captured.
+        batch: what the consumer reads itself; None with a lane.
     """
 
     lane: str
@@ -33,9 +37,12 @@ class Ticket:
     awaited: set[int] = dataclasses.field(default_factory=set)
     is_released: bool = False
     is_canceled: bool = False
+    is_captured: bool = False
+    batch: Batch | None = None
 
     def __str__(self) -> str:
-        lane = "no lane" if self.lane == "none" else f"{self.lane} lane, number {self.number}"
+        lane = "no lane" if self.lane == "none" else f"{self.lane} lane"
+        lane += f", number {self.number}" if self.number else ""
         return f"ticket of {self.num_requests} request(s), {self.num_tokens} token(s) ({lane})"
 
 

@@ -12,7 +12,13 @@ class TableReader(abc.ABC):
 
     Arguments are checked by the table: shapes, dtypes, devices and contiguity; the reader checks
     numbers (row ids and tokens), as its device allows.
+
+    Attributes:
+        gather_from_rows: rows a batch from which CPU threads bring host rows to a GPU faster than
+            it reads them; None where no GPU reads.
     """
+
+    gather_from_rows: int | None = None
 
     @abc.abstractmethod
     def lookup(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:

@@ -59,6 +59,7 @@ class CudaReader(TableReader):
             self._error = new_error(device)
             target = UploadTarget(spec, codec, tiers, device, self._extents, self._error)
             self._uploader = Uploader(target, settings.host_gather_rows)
+        self.gather_from_rows = self._uploader.gather_from_rows
 
     def lookup(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:
         """Writes the rows of `row_ids` [n] on the CPU or the device; see `TableReader`."""

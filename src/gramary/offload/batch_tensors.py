@@ -1,0 +1,39 @@
+"""A batch as a layer's hash takes it: tokens, starts and the history it needs."""
+
+from __future__ import annotations
+
+import torch
+
+from gramary.batch import Batch
+from gramary.errors import TokenError
+from gramary.table import Table
+
+# token_ids, query_start_loc, history.
+BatchTensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+
+
+def tensors_for(batch: Batch, table: Table) -> BatchTensors:
+    """Returns a batch's tensors, the history narrowed to the table's own."""
+    return batch.token_ids, batch.query_start_loc, narrow(batch.history, table)
+
+
+def narrow(history: torch.Tensor | None, table: Table) -> torch.Tensor | None:
+    """Returns the newest columns of the widest layer's history that a table's hash needs."""
+    return None if history is None else history[:, history.shape[1] - table.spec.history_length :]
+
+
+def check_tokens(batch: Batch, tables: tuple[Table, ...]) -> None:
+    """Raises TokenError for the first token outside the smallest vocabulary."""
+    vocab_size = min(table.spec.vocab_size for table in tables)
+    for name, tokens in (("token_ids", batch.token_ids), ("history", batch.history)):
+        if tokens is None or not tokens.numel():
+            continue
+        low, high = torch.aminmax(tokens)
+        if low >= 0 and high < vocab_size:
+            continue
+        flat = tokens.reshape(-1)
+        index = int(((flat < 0) | (flat >= vocab_size)).to(torch.uint8).argmax())
+        raise TokenError(f"{name}[{index}]: expected 0 to {vocab_size - 1}, got {int(flat[index])}")
+
+
+__all__ = ["BatchTensors", "check_tokens", "narrow", "tensors_for"]

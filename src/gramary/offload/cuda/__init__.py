@@ -1,0 +1,1 @@
+"""The connector's device half on CUDA; imported only where Triton is."""

@@ -1,0 +1,116 @@
+"""A stream-lane request, written by the GPU: row ids hashed into the slot, then its number.
+
+The number is a counter in device memory that the kernel itself increments, so that a replay of a
+captured graph is a new request without the host.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from gramary.offload import ring
+from gramary.offload.batch_tensors import BatchTensors
+from gramary.offload.cuda.slots import DeviceSlot
+from gramary.offload.cuda.words import behind_fence, is_last_program, store_int64
+from gramary.ops._triton.hash import WRONG_ID, HashConstants, batch_sizes, hash_rows
+from gramary.ops._triton.sticky_error import report_first
+
+_NUMBER = tl.constexpr(ring.SLOT_NUMBER)
+_NUM_TOKENS = tl.constexpr(ring.SLOT_NUM_TOKENS)
+_STATES = tl.constexpr(ring.SLOT_STATES)
+_REQUESTED = tl.constexpr(int(ring.Phase.REQUESTED))
+
+_BLOCK_ROWS = 128
+
+
+@triton.jit(do_not_specialize=["p_tokens", "p_query_start_loc", "p_history", "p_error", "p_counter",
+                               "p_count", "T", "R", "num_steps", "vocab_size", "eos_token_id",
+                               "ids_address", "header_address", "device_first",
+                               "device_end"])  # fmt: skip
+def request_kernel(
+    p_tokens, p_query_start_loc, p_history, p_constants, p_error, p_ids, p_counter, p_count,
+    T: tl.int64, R: tl.int64, num_steps: tl.int64, vocab_size: tl.int64, eos_token_id: tl.int64,
+    ids_address: tl.int64, header_address: tl.int64,
+    device_first: tl.int64, device_end: tl.int64,
+    NGRAM: tl.constexpr, HEADS: tl.constexpr, HAS_HISTORY: tl.constexpr,
+    NUM_LAYERS: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """Hashes BR rows a program; with NUM_LAYERS > 0 the last program writes the slot's header.
+
+    The ids go to `p_ids` for the consumer, and to the slot for the service, which is shown -1 for
+    rows that it need not fetch: padding, rows in the device's own memory, wrong tokens.
+    """
+    i_row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    num_tokens = tl.cast(T, tl.int64)
+    m_row = i_row < num_tokens * ((NGRAM - 1) * HEADS)
+    row_ids, kind, index, value = hash_rows(
+        i_row, m_row, p_tokens, p_query_start_loc, p_history, p_constants, R, num_steps,
+        vocab_size, eos_token_id, NGRAM, HEADS, HAS_HISTORY,
+    )  # fmt: skip
+    tl.store(p_ids + i_row, row_ids, mask=m_row)
+    is_fetched = (row_ids >= 0) & ((row_ids < device_first) | (row_ids >= device_end))
+    p_shown = tl.cast(ids_address, tl.int64).to(tl.pointer_type(tl.int64))
+    tl.store(p_shown + i_row, tl.where(is_fetched, row_ids, -1), mask=m_row)
+    report_first(p_error, row_ids == WRONG_ID, kind, index, value)
+    if NUM_LAYERS > 0:
+        if is_last_program(p_count):
+            header = tl.cast(header_address, tl.int64)
+            number = tl.load(p_counter) + 1
+            tl.store(p_counter, number)
+            store_int64(header + _NUM_TOKENS, num_tokens)
+            for i_l in tl.static_range(NUM_LAYERS):
+                store_int64(header + _STATES + 8 * i_l, number * 4 + _REQUESTED)
+            # Whoever reads the number finds ids and states of all layers behind it.
+            store_int64(header + _NUMBER, behind_fence(number))
+
+
+def write_request(
+    slot: DeviceSlot,
+    layer: int,
+    constants: HashConstants,
+    batch: BatchTensors,
+    *,
+    device_rows: tuple[int, int],
+    is_last_layer: bool,
+) -> None:
+    """Writes one layer's ids of a request, and behind the last layer's its number.
+
+    The doorbell is left to a stream memory write behind it.
+
+    Args:
+        slot: the stream's slot.
+        layer: which layer's ids.
+        constants: the layer's hash constants, on the tokens' device.
+        batch: contiguous tensors there; padding is what lies behind query_start_loc[-1].
+        device_rows: first row, and one past the last, of the table's device extent.
+        is_last_layer: whether the request is complete with this layer.
+    """
+    tokens, starts, history = batch
+    num_ids = tokens.shape[0] * constants.num_heads
+    # An empty batch is a request too: somebody waits for its answer.
+    grid = (max(1, triton.cdiv(num_ids, _BLOCK_ROWS)),)
+    request_kernel[grid](
+        tokens,
+        starts,
+        tokens if history is None else history,
+        constants.values,
+        slot.token_errors[layer],
+        slot.ids[layer],
+        slot.counter,
+        slot.request_programs,
+        *batch_sizes(tokens, starts),
+        constants.vocab_size,
+        constants.eos_token_id,
+        slot.ids_address(layer),
+        slot.header_address,
+        *device_rows,
+        NGRAM=constants.ngram_size,
+        HEADS=constants.heads_per_ngram,
+        HAS_HISTORY=history is not None,
+        NUM_LAYERS=slot.num_layers if is_last_layer else 0,
+        BR=_BLOCK_ROWS,
+    )
+
+
+__all__ = ["request_kernel", "write_request"]

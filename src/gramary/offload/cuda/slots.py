@@ -1,0 +1,152 @@
+"""What the device keeps for each slot, and the addresses at which it finds the slot's parts."""
+
+from __future__ import annotations
+
+import torch
+
+from gramary.offload import ring
+from gramary.offload.region import Region
+from gramary.offload.ring import SlotPlaces
+
+# A slot's failure record, int64 each: 1 if there is one, the request's number, layer, then the
+# answer's number, failure, errno, file and offset.
+FAILURE_WORDS = 8
+
+
+class DeviceSlot:
+    """One slot as kernels see it. Everything is allocated here, nothing later but staging.
+
+    Args:
+        region: the shared memory, registered with CUDA.
+        places: where the slot's parts lie.
+        device: the device of the rows.
+        failure: int64 [FAILURE_WORDS] in pinned host memory.
+        token_errors: int64 [num_layers, 4] in pinned host memory; a stream's slot only.
+
+    Attributes:
+        counter: int64 on the device, the newest request of a stream's slot.
+        request_programs, take_programs, verdicts: int64 words on the device, the latter two one a
+            layer.
+        ids: a stream's slot: int64 [max_tokens * heads] on the device for each layer.
+        is_stream: whether it is a stream's slot.
+    """
+
+    def __init__(
+        self,
+        region: Region,
+        places: SlotPlaces,
+        device: torch.device,
+        failure: torch.Tensor,
+        token_errors: torch.Tensor | None = None,
+    ) -> None:
+        shape = region.ring.shape
+        self._region = region
+        self._device = device
+        self.places = places
+        self.failure = failure
+        self.is_stream = token_errors is not None
+        self.num_layers = shape.num_layers
+        words = torch.zeros(2 + 2 * shape.num_layers, dtype=torch.int64, device=device)
+        self.counter, self.request_programs = words[0:1], words[1:2]
+        self.take_programs = words[2 : 2 + shape.num_layers].unbind()
+        self.verdicts = words[2 + shape.num_layers :].unbind()
+        self.token_errors = () if token_errors is None else token_errors.unbind()
+        self.ids = tuple(
+            torch.empty(shape.max_tokens * heads if self.is_stream else 0, dtype=torch.int64,
+                        device=device)
+            for heads in shape.num_heads
+        )  # fmt: skip
+
+    @property
+    def header_address(self) -> int:
+        """Where the device sees the slot's header."""
+        return self._region.device_address + self.places.header
+
+    @property
+    def doorbell_address(self) -> int:
+        """Where it sees the doorbell."""
+        return self.header_address + ring.DOORBELL
+
+    @property
+    def released_address(self) -> int:
+        """Where it sees the released number."""
+        return self.header_address + ring.RELEASED
+
+    def answer_address(self, layer: int) -> int:
+        """Where it sees a layer's answer."""
+        return self._region.device_address + self.places.answers[layer]
+
+    def ready_address(self, layer: int) -> int:
+        """Where it sees a layer's flag."""
+        return self.answer_address(layer) + ring.READY
+
+    def state_address(self, layer: int, number: int) -> int:
+        """Where it sees a layer's state word: in a stream's slot, or with a request's inputs."""
+        if self.is_stream:
+            return self.header_address + ring.SLOT_STATES + 8 * layer
+        places = self._region.ring.input(number)
+        return self._region.device_address + places.header + ring.INPUT_STATES + 8 * layer
+
+    def ids_address(self, layer: int) -> int:
+        """Where it sees the ids that the service sees."""
+        return self._region.device_address + self.places.ids[layer]
+
+    def known_ids_address(self, layer: int) -> int:
+        """Where the consumer finds the ids: on the device for a stream's slot, else in the slot."""
+        return self.ids[layer].data_ptr() if self.is_stream else self.ids_address(layer)
+
+    def rows_address(self, layer: int) -> int:
+        """Where it sees a layer's rows."""
+        return self._region.device_address + self.places.rows[layer]
+
+    def staged_rows(self, layer: int, num_rows: int) -> torch.Tensor:
+        """Returns a copy of a layer's rows, made in the order of the current stream."""
+        heads = self._region.ring.shape.num_heads[layer]
+        rows = self._region.rows(self.places, layer, num_rows // heads)
+        return self._staged(rows)
+
+    def staged_ids(self, layer: int, num_rows: int) -> torch.Tensor:
+        """Returns a copy of a layer's ids, likewise."""
+        heads = self._region.ring.shape.num_heads[layer]
+        return self._staged(self._region.ids(self.places, layer, num_rows // heads))
+
+    def _staged(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(tensor, device=self._device).copy_(tensor, non_blocking=True)
+
+
+class DeviceSlots:
+    """The slots of a region, and which stream has which of the stream lane's.
+
+    Attributes:
+        host, stream: slots of each lane, in the ring's order.
+        failures: int64 [all slots, FAILURE_WORDS] in pinned memory: host slots, then streams'.
+        token_errors: int64 [stream slots, layers, 4] in pinned memory (see
+            `gramary.ops._triton.sticky_error`).
+    """
+
+    def __init__(self, region: Region, device: torch.device) -> None:
+        layout = region.ring
+        pins = device.type == "cuda"
+        num_host, num_stream = len(layout.host_slots), len(layout.stream_slots)
+        self.failures = torch.zeros(
+            num_host + num_stream, FAILURE_WORDS, dtype=torch.int64, pin_memory=pins
+        )
+        self.token_errors = torch.zeros(
+            num_stream, layout.shape.num_layers, 4, dtype=torch.int64, pin_memory=pins
+        )
+        self.host = tuple(
+            DeviceSlot(region, places, device, self.failures[i])
+            for i, places in enumerate(layout.host_slots)
+        )
+        self.stream = tuple(
+            DeviceSlot(region, places, device, self.failures[num_host + i], self.token_errors[i])
+            for i, places in enumerate(layout.stream_slots)
+        )
+        self._by_places = {slot.places: slot for slot in (*self.host, *self.stream)}
+
+    def at(self, places: SlotPlaces) -> DeviceSlot:
+        """Returns the slot at its places."""
+        return self._by_places[places]
+
+
+__all__ = ["DeviceSlot", "DeviceSlots"]

@@ -1,0 +1,169 @@
+"""The current stream of a CUDA device: waiting for a word of memory, and writing one, in order.
+
+Stream memory operations cost about a microsecond, hold no multiprocessor, and can be captured into
+a graph. A write comes behind everything the stream wrote before, for the CPUs too.
+
+Source: CUDA Driver API, section Stream Memory Operations (cuStreamWaitValue32,
+cuStreamWriteValue32).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from gramary.errors import DependencyError, UnsupportedError
+
+logger = logging.getLogger("gramary")
+
+
+class Streams(Protocol):
+    """What the connector asks of a device's streams; each call is about the current one."""
+
+    def on_device(self) -> contextlib.AbstractContextManager[Any]:
+        """Makes the device current for a block."""
+
+    def key(self) -> int:
+        """Tells streams apart."""
+
+    def is_capturing(self) -> bool:
+        """Returns whether the stream is captured into a graph."""
+
+    def wait(self, address: int, value: int) -> None:
+        """Holds the stream until the 32-bit word there is `value` or newer, counted around."""
+
+    def write(self, address: int, value: int) -> None:
+        """Writes a 32-bit word behind everything the stream did before."""
+
+    def synchronize(self) -> None:
+        """Waits until every stream of the device has done what it was given."""
+
+
+class CudaStreams:
+    """The streams of one CUDA device.
+
+    Args:
+        device: the device, with its index.
+
+    Attributes:
+        way: in words, how words are waited for and written.
+
+    Raises:
+        DependencyError: the package `cuda-bindings` is missing.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._wait, self._write, self.way = memory_operations(device)
+
+    def on_device(self) -> contextlib.AbstractContextManager[Any]:
+        """Makes the device current; see `Streams`."""
+        return torch.cuda.device(self._device)
+
+    def key(self) -> int:
+        """Returns the current stream's handle."""
+        return int(torch.cuda.current_stream(self._device).cuda_stream)
+
+    def is_capturing(self) -> bool:
+        """Returns whether the current stream is captured."""
+        return torch.cuda.is_current_stream_capturing()
+
+    def wait(self, address: int, value: int) -> None:
+        """Holds the current stream; see `Streams`."""
+        self._wait(address, value)
+
+    def write(self, address: int, value: int) -> None:
+        """Writes in the current stream's order; see `Streams`."""
+        self._write(address, value)
+
+    def synchronize(self) -> None:
+        """Waits for the whole device."""
+        torch.cuda.synchronize(self._device)
+
+
+# Waits for, or writes, a word: (address, value).
+WordOperation = Callable[[int, int], None]
+
+
+def memory_operations(device: torch.device) -> tuple[WordOperation, WordOperation, str]:
+    """Returns how to wait for a word and how to write one, and which way that is, in words.
+
+    Raises:
+        DependencyError: the package `cuda-bindings` is missing.
+    """
+    why_not = why_no_memory_operations(device)
+    if why_not is None:
+        operations = _DriverOperations(device)
+        return operations.wait, operations.write, "stream memory operations"
+    logger.warning("no stream memory operations on %s (%s): tiny kernels wait", device, why_not)
+    from gramary.offload.cuda import flags
+
+    return flags.wait_word, flags.write_word, f"tiny kernels ({why_not})"
+
+
+def why_no_memory_operations(device: torch.device) -> str | None:
+    """Returns None where a device and its driver have stream memory operations, else why not.
+
+    Raises:
+        DependencyError: the package `cuda-bindings` is missing.
+    """
+    driver = _load_driver()
+    attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
+    error, found = driver.cuDeviceGetAttribute(attribute, device.index or 0)
+    if error != driver.CUresult.CUDA_SUCCESS:
+        return f"cuDeviceGetAttribute gave {getattr(error, 'name', error)}"
+    if not found:
+        return "the device or its driver lacks them"
+    # A driver may still forbid them: try one, on a word that is there already.
+    word = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+    try:
+        with torch.cuda.device(device):
+            operations = _DriverOperations(device)
+            operations.write(word.data_ptr(), 1)
+            operations.wait(word.data_ptr(), 1)
+            torch.cuda.current_stream(device).synchronize()
+    except UnsupportedError as error_raised:
+        return str(error_raised)
+    return None
+
+
+class _DriverOperations:
+    """The driver's own calls, on the current stream of a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._driver = _load_driver()
+        self._device = device
+
+    def wait(self, address: int, value: int) -> None:
+        """Queues a wait until the word is at least `value`, counted around."""
+        flags = self._driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
+        self._call(self._driver.cuStreamWaitValue32, address, value, int(flags))
+
+    def write(self, address: int, value: int) -> None:
+        """Queues a write, behind a fence."""
+        flags = self._driver.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT
+        self._call(self._driver.cuStreamWriteValue32, address, value, int(flags))
+
+    def _call(self, function: Callable[..., tuple[Any]], *arguments: int) -> None:
+        stream = self._driver.CUstream(torch.cuda.current_stream(self._device).cuda_stream)
+        (error,) = function(stream, *arguments)
+        if error != self._driver.CUresult.CUDA_SUCCESS:
+            name = getattr(function, "__name__", "the driver")
+            raise UnsupportedError(f"{name} gave {getattr(error, 'name', error)}")
+
+
+def _load_driver() -> Any:
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise DependencyError(
+            "requests in the order of a CUDA stream need cuda-bindings: pip install 'gramary[cuda]'"
+        ) from error
+    return driver
+
+
+__all__ = ["CudaStreams", "Streams", "memory_operations", "why_no_memory_operations"]

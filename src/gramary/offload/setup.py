@@ -1,0 +1,88 @@
+"""What a connector is made of: its memory, its service, and the side of its tables' device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from gramary.errors import ArgumentError, DependencyError
+from gramary.offload.process import ProcessService
+from gramary.offload.region import Region
+from gramary.offload.ring import RingShape
+from gramary.offload.service import Service, ThreadService
+from gramary.offload.sides import HostSide, Side
+from gramary.offload.stores import store_arguments
+from gramary.settings import Settings
+from gramary.table import Table
+from gramary.tiers.registration import CudaHostRegistry
+
+# Host-lane batches whose inputs are kept at once, for each slot.
+INPUTS_PER_SLOT = 8
+
+# Streams that may request: the main one, one for captures, and two to spare.
+NUM_CUDA_STREAMS = 4
+
+
+def ring_shape(tables: Sequence[Table], max_tokens: int, num_slots: int) -> RingShape:
+    """Returns the sizes of the memory that a connector of these tables shares."""
+    return RingShape(
+        max_tokens=max_tokens,
+        max_requests=max_tokens,
+        history_length=max(table.spec.history_length for table in tables),
+        num_heads=tuple(table.spec.num_heads for table in tables),
+        row_bytes=tuple(table.codec.row_bytes for table in tables),
+        num_host_slots=num_slots,
+        num_stream_slots=NUM_CUDA_STREAMS if tables[0].device.type == "cuda" else 1,
+        num_inputs=num_slots * INPUTS_PER_SLOT,
+    )
+
+
+def make_region(shape: RingShape, device: torch.device) -> Region:
+    """Returns the memory, registered where a GPU reads and writes it.
+
+    Raises:
+        DependencyError: the package `cuda-bindings` is missing.
+        UnsupportedError: CUDA does not register the memory.
+    """
+    return Region(shape, CudaHostRegistry(device.index) if device.type == "cuda" else None)
+
+
+def start_service(
+    kind: str, region: Region, tables: Sequence[Table], settings: Settings
+) -> Service:
+    """Returns a running service for the tables."""
+    if kind == "process":
+        return ProcessService(region, tables, settings)
+    return ThreadService(region, tuple(store_arguments(table) for table in tables), settings)
+
+
+def make_side(
+    region: Region, service: Service, tables: Sequence[Table], settings: Settings
+) -> Side:
+    """Returns the side of the tables' device.
+
+    Raises:
+        DependencyError: the device is a CUDA device and Triton or `cuda-bindings` is missing.
+    """
+    device = tables[0].device
+    if device.type != "cuda":
+        return HostSide(region, service, tables, settings)
+    try:
+        from gramary.offload.cuda.side import CudaSide
+        from gramary.offload.cuda.streams import CudaStreams
+    except ImportError as error:
+        raise DependencyError("CUDA tables need triton: pip install 'gramary[cuda]'") from error
+    return CudaSide(region, service, tables, settings, CudaStreams(device))
+
+
+def require_one_device(tables: Sequence[Table]) -> None:
+    """Raises ArgumentError where there is no table, or where they are on several devices."""
+    if not tables:
+        raise ArgumentError("tables: expected at least one")
+    devices = list(dict.fromkeys(str(table.device) for table in tables))
+    if len(devices) > 1:
+        raise ArgumentError(f"tables: expected all on one device, got {' and '.join(devices)}")
+
+
+__all__ = ["make_region", "make_side", "require_one_device", "ring_shape", "start_service"]

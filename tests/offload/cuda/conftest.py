@@ -1,0 +1,70 @@
+"""A connector whose CUDA side runs on the CPU: Triton's interpreter, and streams of one thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gramary import Connector
+from gramary.native.offload import load_u32, store_u32
+
+
+class CallingThread:
+    """Streams whose work is done at once, by the thread that queues it."""
+
+    def __init__(self) -> None:
+        self.stream = 0
+        self.capturing = False
+
+    def on_device(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def key(self) -> int:
+        return self.stream
+
+    def is_capturing(self) -> bool:
+        return self.capturing
+
+    def wait(self, address: int, value: int) -> None:
+        deadline = time.monotonic() + 20
+        # Counted around, as the driver does.
+        while (load_u32(address) - value) & 0x80000000:
+            assert time.monotonic() < deadline, "nobody let the stream go"
+            time.sleep(0.0001)
+
+    def write(self, address: int, value: int) -> None:
+        store_u32(address, value)
+
+    def synchronize(self) -> None:
+        """All work is done when it is queued."""
+
+
+@pytest.fixture
+def streams() -> CallingThread:
+    return CallingThread()
+
+
+@pytest.fixture
+def cuda_connector(
+    monkeypatch: pytest.MonkeyPatch, streams: CallingThread
+) -> Callable[..., Connector]:
+    """`cuda_connector(tables, ...)`: a Connector that takes CPU tables for CUDA tables."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("needs Triton's interpreter; with a GPU, test_on_gpu.py runs")
+    from gramary.offload.cuda.side import CudaSide
+
+    def make_side(*arguments: Any) -> CudaSide:
+        return CudaSide(*arguments, streams)
+
+    monkeypatch.setattr("gramary.offload.connector.make_side", make_side)
+    monkeypatch.setattr("gramary.offload.setup.NUM_CUDA_STREAMS", 2)
+
+    def make(*arguments: Any, **options: Any) -> Connector:
+        return Connector(*arguments, **options)
+
+    return make

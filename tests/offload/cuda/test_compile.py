@@ -1,0 +1,85 @@
+"""The connector's kernels compile for GPUs old and new, without a GPU."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import sys
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from gramary.codecs import Codec
+from gramary.offload.cuda.flags import wait_kernel, write_kernel
+from gramary.offload.cuda.request import request_kernel
+from gramary.offload.cuda.take import settle_kernel, take_kernel
+from gramary.ops._triton.tiles import Format, tile_for
+
+capability = int(sys.argv[1])
+TYPES = {"p_tokens": "*i32", "p_query_start_loc": "*i32", "scale": "fp32"}
+
+
+def compile_kernel(kernel, constants, num_warps=4):
+    constants = {name: constants[name] for name in kernel.arg_names if name in constants}
+    types = {name: "*i64" if name.startswith("p_") else "i64" for name in kernel.arg_names}
+    types |= TYPES | {"p_out": "*bf16"} | {name: "constexpr" for name in constants}
+    attrs = {}
+    if "p_out" in kernel.arg_names:
+        attrs = {(kernel.arg_names.index("p_out"),): [["tt.divisibility", 16]]}
+    source = ASTSource(
+        kernel, signature={name: types[name] for name in kernel.arg_names}, constexprs=constants,
+        attrs=attrs,
+    )
+    target = GPUTarget("cuda", capability, 32)
+    compiled = triton.compile(source, target=target, options={"num_warps": num_warps})
+    assert compiled.asm["cubin"]
+    return compiled.asm["ptx"]
+
+
+def assert_fenced(ptx):
+    # The last number is written behind a fence for the whole system.
+    lines = [line.strip() for line in ptx.splitlines()]
+    fence = max(i for i, line in enumerate(lines) if "fence.acq_rel.sys" in line)
+    assert any("st.global" in line for line in lines[fence:])
+
+
+hashed = {"NGRAM": 3, "HEADS": 8, "HAS_HISTORY": True, "BR": 128}
+for num_layers in (0, 2):
+    ptx = compile_kernel(request_kernel, hashed | {"NUM_LAYERS": num_layers})
+    if num_layers:
+        assert_fenced(ptx)
+for codec in (Codec("fp8", 160, 0.5), Codec("nvfp4", 160, 0.5)):
+    form = Format.of(codec, torch.empty(1, 160, dtype=torch.bfloat16), 0)
+    for is_staged, is_stream in ((False, True), (True, False)):
+        tile = tile_for(1, reads_host=True).constants(form)
+        flags = {"IS_STREAM": is_stream, "HAS_IDS": is_stream, "IS_STAGED": is_staged,
+                 "RELEASES": True}
+        ptx = compile_kernel(take_kernel, flags | form.constants() | tile, tile["num_warps"])
+        if not is_staged:
+            assert_fenced(ptx)
+            rows = ptx.index("ld.global.v2.b32" if codec.name == "fp8" else "ld.global.b32")
+            assert rows < ptx.index("ld.volatile"), "rows are read before the answer is looked at"
+for checks in (True, False):
+    flags = {"IS_STREAM": True, "CHECKS": checks, "LOWERS": checks, "RELEASES": True}
+    assert_fenced(compile_kernel(settle_kernel, flags, 1))
+assert "ld.volatile" in compile_kernel(wait_kernel, {}, 1)
+assert_fenced(compile_kernel(write_kernel, {}, 1))
+print("compiled")
+"""
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_every_kernel_compiles(capability: int) -> None:
+    environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(capability)],
+        env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.stdout == "compiled\n", result.stderr[-3000:]
