@@ -10,8 +10,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Rounds between two looks at the parent; an idle service takes half a second for them.
-constexpr std::uint64_t kBeatsPerLook = 1024;
+// Time between two looks at the parent.
+constexpr auto kLookEvery = std::chrono::milliseconds(200);
 
 std::int64_t ns_since(Clock::time_point begin) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begin).count();
@@ -44,9 +44,13 @@ void RowService::run(int parent_pid) {
     store_release(header.service_state, static_cast<std::uint32_t>(ServiceState::running));
     Waiter waiter(options_.poll);
     std::uint64_t beats = 0;
+    Clock::time_point looked = Clock::now();
     while (!load_acquire(header.stop)) {
         store_release(header.heartbeat, ++beats);
-        if (parent_pid != 0 && beats % kBeatsPerLook == 0 && getppid() != parent_pid) break;
+        if (parent_pid != 0 && Clock::now() - looked > kLookEvery) {
+            if (getppid() != parent_pid) break;
+            looked = Clock::now();
+        }
         const bool worked_for_stream = serve_streams();
         const bool worked_for_host = serve_host();
         if (worked_for_stream || worked_for_host) {
