@@ -369,3 +369,51 @@ def test_the_table_never_enters_memory(make_checkpoint: Any) -> None:
     in_memory = peak.measure_peak_bytes(target, path=folder, placement="host")
     assert in_memory - on_disk > 0.8 * table_bytes
     assert in_memory - on_disk < 1.5 * table_bytes
+
+
+@pytest.mark.behaviour(9)
+def test_a_compiler_sees_no_rows_and_breaks_no_graph(pair: tuple[Any, Any]) -> None:
+    """Behaviour 9: the module compiles as one graph whose only inputs are the ids."""
+    embedding = embedding_of(pair[0])
+    graphs = []
+
+    def record(graph: Any, inputs: list[torch.Tensor]) -> Any:
+        graphs.append(inputs)
+        return graph.forward
+
+    row_ids = torch.tensor([[3, 0], [7, 5]])
+    compiled = torch.compile(embedding, backend=record, fullgraph=True)
+    assert torch.equal(compiled(row_ids), embedding(row_ids))
+    assert len(graphs) == 1
+    largest = max(value.numel() for value in graphs[0] if isinstance(value, torch.Tensor))
+    assert largest == row_ids.numel()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("placement", ["device", "host", "device=100KiB,host"])
+@pytest.mark.parametrize("codec", ["bf16", "fp8", "nvfp4"])
+def test_a_model_on_a_gpu_equals_its_oracle_there(
+    make_checkpoint: Any, codec: str, placement: str
+) -> None:
+    options = {"codec": codec, "ple_layers": (1, 3)}
+    oracle = load_oracle(make_checkpoint, options).to("cuda")
+    folder = make_checkpoint(**options)
+    with load(folder, placement=placement, device_map={"": "cuda"}) as model:
+        assert all(table.device.type == "cuda" for table in model.tables)
+        tokens = prompt(2, 19).cuda()
+        with torch.no_grad():
+            assert torch.equal(model(input_ids=tokens).logits, oracle(input_ids=tokens).logits)
+        words = {"max_new_tokens": 6, "do_sample": False}
+        assert torch.equal(model.generate(tokens, **words), oracle.generate(tokens, **words))
+
+
+@pytest.mark.gpu
+def test_a_model_moved_to_a_gpu_keeps_its_table_on_the_cpu(make_checkpoint: Any) -> None:
+    options = {"codec": "fp8", "ple_layers": (1, 3)}
+    oracle = load_oracle(make_checkpoint, options).to("cuda")
+    with load(make_checkpoint(**options), placement="host=100KiB,disk") as model:
+        model.to("cuda")
+        assert model.tables[0].device.type == "cpu"
+        tokens = prompt(2, 19).cuda()
+        with torch.no_grad():
+            assert torch.equal(model(input_ids=tokens).logits, oracle(input_ids=tokens).logits)
