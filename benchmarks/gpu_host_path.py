@@ -60,7 +60,8 @@ def replayed(work: Callable[[], object]) -> Work:
     with torch.cuda.graph(graph):
         work()
 
-    def replay() -> None:
+    def replay(_captured: object = work) -> None:
+        # The graph reads the tensors that `work` holds, so that it must live as long.
         graph.replay()
         torch.cuda.synchronize()
 

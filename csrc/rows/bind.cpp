@@ -4,6 +4,7 @@
 
 #include "rows/row_codec.hpp"
 #include "rows/row_lookup.hpp"
+#include "rows/row_places.hpp"
 
 namespace nb = nanobind;
 
@@ -59,6 +60,20 @@ void bind_rows(nb::module_& m) {
         .def("lookup", &lookup, release)
         .def("embed", &embed, release)
         .def("decode", &decode, release);
+    m.def(
+        "find_places",
+        [](std::uintptr_t row_ids, std::int64_t count, std::int64_t first_row, std::int64_t end_row,
+           std::uintptr_t places, std::uintptr_t found) {
+            return find_places(at<const std::int64_t>(row_ids), count, first_row, end_row,
+                               at<std::int64_t>(places), at<std::int64_t>(found));
+        },
+        release);
+    m.def(
+        "first_wrong_row_id",
+        [](std::uintptr_t row_ids, std::int64_t count, std::int64_t num_table_rows) {
+            return first_wrong_row_id(at<const std::int64_t>(row_ids), count, num_table_rows);
+        },
+        release);
 }
 
 }  // namespace gramary

@@ -381,3 +381,21 @@ def test_wrong_calls_are_caught_before_the_core() -> None:
     for call in wrong_calls:
         with pytest.raises(AssertionError):
             call()
+
+
+@pytest.mark.parametrize("count", [0, 1, 63, 129, 5000])
+def test_places_are_those_of_the_ids_in_the_run(count: int) -> None:
+    row_ids = torch.randint(-3, 40, (count,), generator=torch.Generator().manual_seed(count))
+    places, ids = rows.find_places(row_ids, 10, 25)
+    expected = ((row_ids >= 10) & (row_ids < 25)).nonzero().view(-1)
+    assert torch.equal(places, expected)
+    assert torch.equal(ids, row_ids[expected])
+
+
+@pytest.mark.parametrize("wrong", [-2, -(2**63), 40, 2**63 - 1])
+@pytest.mark.parametrize("place", [0, 1023, 1024, 2999])
+def test_the_first_wrong_row_id_is_found(place: int, wrong: int) -> None:
+    row_ids = torch.randint(-1, 40, (3000,), generator=torch.Generator().manual_seed(1))
+    assert rows.first_wrong_row_id(row_ids, 40) is None
+    row_ids[place:] = wrong
+    assert rows.first_wrong_row_id(row_ids, 40) == place

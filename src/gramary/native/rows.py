@@ -158,6 +158,31 @@ def decode(
     codec.decode(encoded.data_ptr(), count, output, address, out.data_ptr())
 
 
+def find_places(
+    row_ids: torch.Tensor, first_row: int, end_row: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns (places int64 [k], ids int64 [k]) of the ids first_row .. end_row - 1, in order.
+
+    Args:
+        row_ids: int64 [n], contiguous.
+        first_row: least id looked for.
+        end_row: one past the largest.
+    """
+    require_contiguous(row_ids, torch.int64)
+    found = torch.empty(2, row_ids.numel(), dtype=torch.int64)
+    places, ids = found.unbind()
+    count = _core.find_places(row_ids.data_ptr(), row_ids.numel(), first_row, end_row,
+                              places.data_ptr(), ids.data_ptr())  # fmt: skip
+    return places[:count], ids[:count]
+
+
+def first_wrong_row_id(row_ids: torch.Tensor, num_table_rows: int) -> int | None:
+    """Returns the index of the first id int64 [n] that is neither -1 nor a row, None for none."""
+    require_contiguous(row_ids, torch.int64)
+    wrong = _core.first_wrong_row_id(row_ids.data_ptr(), row_ids.numel(), num_table_rows)
+    return None if wrong < 0 else wrong
+
+
 @functools.lru_cache(maxsize=64)
 def _row_codec(name: str, row_dim: int, scale: float | None) -> _core.RowCodec:
     is_scaled = name in ("fp8", "nvfp4")
@@ -180,4 +205,14 @@ def _check_out(codec: _core.RowCodec, row_dim: int, count: int, out: torch.Tenso
     return _OUTPUTS[out.dtype]
 
 
-__all__ = ["ANY_ROW_ID", "NO_ROWS", "RowExtent", "decode", "embed", "gather", "lookup"]
+__all__ = [
+    "ANY_ROW_ID",
+    "NO_ROWS",
+    "RowExtent",
+    "decode",
+    "embed",
+    "find_places",
+    "first_wrong_row_id",
+    "gather",
+    "lookup",
+]

@@ -6,6 +6,7 @@ import torch
 
 from gramary.codecs import Codec, describe
 from gramary.errors import ArgumentError, RowIdError
+from gramary.native.rows import first_wrong_row_id
 from gramary.ops.flat_batch import check_out
 
 _ID_DTYPES = (torch.int32, torch.int64)
@@ -26,11 +27,8 @@ def flat_row_ids(row_ids: torch.Tensor) -> torch.Tensor:
 
 def require_row_ids(row_ids: torch.Tensor, num_rows: int) -> None:
     """Raises RowIdError for the first id int64 [n] on the CPU that is neither -1 nor a row."""
-    if row_ids.numel() == 0:
-        return
-    low, high = torch.aminmax(row_ids)
-    if low < -1 or high >= num_rows:
-        index = int(((row_ids < -1) | (row_ids >= num_rows)).to(torch.uint8).argmax())
+    index = first_wrong_row_id(row_ids, num_rows)
+    if index is not None:
         raise RowIdError(
             f"row_ids[{index}]: expected -1 (no row) or a row from 0 to {num_rows - 1}, got "
             f"{int(row_ids[index])}"

@@ -8,7 +8,7 @@ import torch
 
 from gramary.codecs import Codec
 from gramary.hashing import HashSpec
-from gramary.native.rows import NO_ROWS, RowExtent
+from gramary.native.rows import NO_ROWS, RowExtent, find_places
 from gramary.ops._cpu import embed as cpu_backend
 from gramary.ops.hash import ngram_ids
 from gramary.reading.base import TableReader
@@ -61,10 +61,10 @@ class CpuReader(TableReader):
     def _lay_over(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:
         """Writes the rows that are not in memory over the zero rows that stand for them."""
         for tier in self._others:
-            places = places_in(tier, row_ids)
+            places, ids = find_places(row_ids, tier.first_row, tier.end_row)
             if places.numel():
                 encoded = torch.empty(places.numel(), tier.row_bytes, dtype=torch.uint8)
-                tier.gather(row_ids[places], encoded)
+                tier.gather(ids, encoded)
                 cpu_backend.decode(self._codec, encoded, out, places)
 
 
@@ -74,8 +74,3 @@ def host_extent(tiers: Sequence[Tier]) -> RowExtent:
         if isinstance(tier, HostTier):
             return RowExtent(tier.rows.data_ptr(), tier.first_row, tier.num_rows)
     return NO_ROWS
-
-
-def places_in(tier: Tier, row_ids: torch.Tensor) -> torch.Tensor:
-    """Returns the places int64 [k] of the ids int64 [n] whose rows a tier holds, in order."""
-    return ((row_ids >= tier.first_row) & (row_ids < tier.end_row)).nonzero().view(-1)

@@ -19,7 +19,6 @@ from gramary.ops._triton import embed as embed_op
 from gramary.ops._triton import hash as hash_op
 from gramary.ops._triton.sticky_error import error_of, new_error
 from gramary.ops.extents import Extents
-from gramary.ops.hash import ngram_ids
 from gramary.reading.base import TableReader
 from gramary.reading.upload import Uploader, UploadTarget
 from gramary.settings import Settings
@@ -80,8 +79,7 @@ class CudaReader(TableReader):
         """Writes the rows of a flat batch on the CPU or the device; see `TableReader`."""
         with self._on_device():
             if token_ids.device != self._device:
-                row_ids = ngram_ids(self._spec, token_ids, query_start_loc, history).view(-1)
-                self._uploader.lookup(row_ids, out.view(row_ids.numel(), -1))
+                self._uploader.embed(token_ids, query_start_loc, history, out)
                 return
             batch = (token_ids.contiguous(), query_start_loc.contiguous())
             history = None if history is None else history.contiguous()

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 
 from gramary.codecs import Codec
@@ -23,8 +24,9 @@ from gramary.native import rows as native_rows
 from gramary.ops._triton import decode as decode_op
 from gramary.ops._triton import embed as embed_op
 from gramary.ops.extents import Extents
+from gramary.ops.hash import ngram_ids
 from gramary.reading.arguments import require_row_ids
-from gramary.reading.cpu import host_extent, places_in
+from gramary.reading.cpu import host_extent
 from gramary.tiers.base import Tier
 from gramary.tiers.device import DeviceTier
 from gramary.tiers.disk import DiskTier
@@ -85,6 +87,8 @@ class Uploader:
             target.extents, host_address=0, host_first=0, host_end=0
         )
         self._turn = threading.Lock()
+        # Reused, so that no call pays for fresh pages.
+        self._row_ids = torch.empty(0, dtype=torch.int64)
         self._staging: Staging | None = None
         can_read_host = any(
             isinstance(tier, HostTier) and tier.device_address is not None for tier in target.tiers
@@ -109,14 +113,34 @@ class Uploader:
             RowReadError: rows on disk cannot be read.
             UnsupportedError: the current stream is being captured.
         """
-        require_row_ids(row_ids, self._target.spec.num_rows)
         _refuse_capture()
+        require_row_ids(row_ids, self._target.spec.num_rows)
         with self._turn:
-            if row_ids.numel() < self.gather_from_rows:
-                self._read(row_ids, self._target.extents, out)
-                self._lay_over(row_ids, self._disk_tiers, out)
-            else:
-                self._gather(row_ids, out)
+            self._place(row_ids, out)
+
+    def embed(
+        self,
+        token_ids: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        history: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> None:
+        """Writes the rows of a flat batch on the CPU to `out` [T, num_heads * width].
+
+        Raises:
+            TokenError: a token lies outside the vocabulary; the message names the first.
+            RowReadError, UnsupportedError: as `lookup`.
+        """
+        _refuse_capture()
+        shape = (token_ids.numel(), self._target.spec.num_heads)
+        num_rows = shape[0] * shape[1]
+        with self._turn:
+            if self._row_ids.numel() < num_rows:
+                self._row_ids = torch.empty(num_rows, dtype=torch.int64)
+            row_ids = self._row_ids[:num_rows]
+            ngram_ids(self._target.spec, token_ids, query_start_loc, history,
+                      out=row_ids.view(shape))  # fmt: skip
+            self._place(row_ids, out.view(num_rows, -1))
 
     def lay_over(self, row_ids: torch.Tensor, tiers: Sequence[Tier], out: torch.Tensor) -> None:
         """Writes the rows of some tiers over the zero rows that stand for them.
@@ -135,6 +159,14 @@ class Uploader:
             self._staging.close()
             self._staging = None
 
+    def _place(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:
+        """Writes all rows, by the way that is faster for so many."""
+        if row_ids.numel() < self.gather_from_rows:
+            self._read(row_ids, self._target.extents, out)
+            self._lay_over(row_ids, self._disk_tiers, out)
+        else:
+            self._gather(row_ids, out)
+
     def _read(self, row_ids: torch.Tensor, extents: Extents, out: torch.Tensor) -> None:
         """Sends ids up and lets the device read; rows outside `extents` become zero rows."""
         target = self._target
@@ -150,9 +182,9 @@ class Uploader:
 
     def _lay_over(self, row_ids: torch.Tensor, tiers: Sequence[Tier], out: torch.Tensor) -> None:
         for tier in tiers:
-            places = places_in(tier, row_ids)
+            places, ids = native_rows.find_places(row_ids, tier.first_row, tier.end_row)
             if places.numel():
-                self._bring(row_ids[places], places, out)
+                self._bring(ids, places, out)
 
     def _bring(self, row_ids: torch.Tensor, places: torch.Tensor | None, out: torch.Tensor) -> None:
         """Gathers rows piece by piece, copies each up behind the others, decodes them at once."""
@@ -169,18 +201,19 @@ class Uploader:
     def _gather_piece(self, row_ids: torch.Tensor, rows: torch.Tensor) -> None:
         native_rows.gather(row_ids, self._host, rows.shape[1], rows)
         for tier in self._disk_tiers:
-            places = places_in(tier, row_ids)
+            places, ids = native_rows.find_places(row_ids, tier.first_row, tier.end_row)
             if places.numel():
                 read = torch.empty(places.numel(), rows.shape[1], dtype=torch.uint8)
-                tier.gather(row_ids[places], read)
-                rows[places] = read
+                tier.gather(ids, read)
+                native_rows.decode("fp8", rows.shape[1], 1.0, read, rows, places)
 
     def _sent(self, values: torch.Tensor) -> torch.Tensor:
         """Returns int64 [n] of the CPU on the device, without waiting for the device."""
         on_device = torch.empty_like(values, device=self._target.device)
         for first, slot in self._slots_for(values.numel(), 8):
             piece = slot.view(torch.int64).view(-1)
-            piece.copy_(values[first : first + piece.numel()])
+            # By numpy: torch would start its own threads, and they fight ours for the cores.
+            np.copyto(piece.numpy(), values[first : first + piece.numel()].numpy())
             on_device[first : first + piece.numel()].copy_(piece, non_blocking=True)
         return on_device
 
