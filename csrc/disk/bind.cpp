@@ -10,6 +10,7 @@
 
 #include "disk/disk_reader.hpp"
 #include "disk/pack_blocks.hpp"
+#include "disk/raw_reader.hpp"
 #include "disk/xxh64.hpp"
 
 namespace nb = nanobind;
@@ -144,6 +145,26 @@ void bind_disk(nb::module_& m) {
         "xxh64",
         [](std::uintptr_t data, std::size_t size, std::uint64_t seed) {
             return xxh64(reinterpret_cast<const void*>(data), size, seed);
+        },
+        nb::call_guard<nb::gil_scoped_release>());
+    m.def("lane_shape", [] {
+        const QueueShape shape = lane_shape();
+        return nb::make_tuple(shape.num_threads, shape.depth);
+    });
+    m.def(
+        "read_blocks_raw",
+        [](const std::string& path, std::uintptr_t offsets, std::size_t count,
+           std::uint32_t block_bytes, int num_threads, int depth) {
+            return read_blocks_raw(path, {reinterpret_cast<const std::int64_t*>(offsets), count},
+                                   block_bytes, {num_threads, depth});
+        },
+        nb::call_guard<nb::gil_scoped_release>());
+    m.def(
+        "read_rows_raw",
+        [](const std::string& path, std::uintptr_t offsets, std::size_t count,
+           std::uint32_t row_bytes, std::uintptr_t out) {
+            return read_rows_raw(path, {reinterpret_cast<const std::int64_t*>(offsets), count},
+                                 row_bytes, reinterpret_cast<std::uint8_t*>(out));
         },
         nb::call_guard<nb::gil_scoped_release>());
     m.def(

@@ -16,7 +16,7 @@ constexpr std::size_t kPieceRows = std::size_t{1} << 18;
 // From this many reads on a batch is large: a sample decides whether the page cache is worth
 // asking, and what it misses bypasses it.
 constexpr std::size_t kLargeFrom = 4096;
-constexpr std::uint32_t kDirectReadBytes = 16384;
+constexpr std::uint32_t kDirectReadBytes = 8192;
 constexpr int kPreadThreads = 32;
 
 }  // namespace

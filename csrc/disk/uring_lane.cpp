@@ -11,13 +11,9 @@
 namespace gramary {
 namespace {
 
-// Depth of one lane; one lane for four CPUs, as more lanes than a device needs only cost CPU.
-constexpr unsigned kLaneDepth = 64;
 constexpr std::uint32_t kSlotBytes = UringLanes::kLongestRead;
 constexpr int kMaxLanes = 4;
 constexpr std::size_t kSliceReads = 32;
-
-int choose_num_lanes() { return std::clamp(ThreadPool::default_num_threads() / 4, 1, kMaxLanes); }
 
 }  // namespace
 
@@ -48,8 +44,12 @@ class UringLanes::LaneSource final : public ReadSource {
     std::size_t end_ = 0;
 };
 
+int UringLanes::num_lanes() {
+    return std::clamp(ThreadPool::default_num_threads() / 4, 1, kMaxLanes);
+}
+
 UringLanes::UringLanes(const FileSet& files, DiskStats& stats) : files_(files), stats_(stats) {
-    num_starting_ = choose_num_lanes();
+    num_starting_ = num_lanes();
     for (int i = num_starting_; i > 0; --i) threads_.emplace_back([this] { serve(); });
     std::unique_lock lock(mutex_);
     done_.wait(lock, [&] { return num_starting_ == 0; });
@@ -65,7 +65,7 @@ UringLanes::~UringLanes() {
 }
 
 void UringLanes::serve() {
-    const UringRing::Options options{kLaneDepth, std::size_t{kLaneDepth} * kSlotBytes, true};
+    const UringRing::Options options{kDepth, 2 * std::size_t{kDepth} * kSlotBytes, true};
     std::string why;
     std::unique_ptr<UringRing> ring = UringRing::try_make(files_, options, stats_, why);
     {

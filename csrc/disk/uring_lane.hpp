@@ -20,10 +20,14 @@ class UringLanes {
     UringLanes(const UringLanes&) = delete;
     UringLanes& operator=(const UringLanes&) = delete;
 
+    // Reads in flight in one lane.
+    static constexpr int kDepth = 128;
+    // One lane for four CPUs, as more lanes than a device needs only cost CPU.
+    static int num_lanes();
     // Whether a thread got its ring.
     bool is_running() const noexcept { return num_running_ > 0; }
     // No read of the task may be longer than this.
-    static constexpr std::uint32_t kLongestRead = 16384;
+    static constexpr std::uint32_t kLongestRead = 8192;
     void run(ReadTask& task);
 
  private:

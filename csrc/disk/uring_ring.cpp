@@ -25,8 +25,8 @@ UringRing::UringRing(const FileSet& files, const Options& options, DiskStats& st
       stats_(stats),
       num_entries_(options.num_entries),
       arena_bytes_(options.arena_bytes),
-      waits_at_once_(options.single_issuer),
-      slots_(options.num_entries) {}
+      is_lent_(!options.single_issuer),
+      slots_(2 * std::size_t{options.num_entries}) {}
 
 UringRing::~UringRing() {
     if (is_open_) io_uring_queue_exit(&ring_);
@@ -118,23 +118,20 @@ void UringRing::prepare(unsigned slot) {
     ++in_flight_;
 }
 
-// Hands prepared reads to the kernel and comes back with at least one completion. A ring of its
-// own thread asks for both in one call. A lent ring asks first, so that what the page cache held
-// is told from what had to be waited for.
-bool UringRing::submit_and_wait() {
-    for (int num_tries = 0; num_tries < kMaxTries; ++num_tries) {
-        const int result =
-            waits_at_once_ ? io_uring_submit_and_wait(&ring_, 1) : io_uring_submit(&ring_);
-        if (result >= 0 || io_uring_cq_ready(&ring_) > 0) break;
-        if (result == -EINTR) continue;
-        // The kernel is short of memory for the moment.
-        if (result != -EBUSY && result != -EAGAIN) return false;
+bool UringRing::submit() {
+    for (int num_tries = 0; io_uring_sq_ready(&ring_) > 0; ++num_tries) {
+        const int result = io_uring_submit(&ring_);
+        if (result >= 0 || result == -EINTR) continue;
+        // The kernel may be short of memory for the moment, or want completions taken first.
+        if ((result != -EBUSY && result != -EAGAIN) || num_tries > kMaxTries) return false;
+        if (io_uring_cq_ready(&ring_) > 0) return true;
         ::sched_yield();
     }
-    if (const unsigned num_ready = io_uring_cq_ready(&ring_); num_ready > 0) {
-        if (!waits_at_once_) DiskStats::add(stats_.num_cached_reads, num_ready);
-        return true;
-    }
+    return true;
+}
+
+// Comes back with at least one completion.
+bool UringRing::wait() {
     io_uring_cqe* entry = nullptr;
     int result;
     do {
@@ -143,57 +140,78 @@ bool UringRing::submit_and_wait() {
     return result == 0;
 }
 
-void UringRing::complete(unsigned slot, std::int32_t result, ReadSource& source) {
-    const ReadSource::Item item = slots_[slot].item;
-    slots_[slot].is_busy = false;
-    free_slots_.push_back(slot);
-    --in_flight_;
-    if (result >= 0 && static_cast<std::uint32_t>(result) >= item.read->needed) {
-        item.task->deliver(*item.read, memory_of(slot));
+void UringRing::reap() {
+    unsigned head = 0;
+    unsigned num_done = 0;
+    io_uring_cqe* entry = nullptr;
+    io_uring_for_each_cqe(&ring_, head, entry) {
+        done_.push_back({static_cast<unsigned>(entry->user_data), entry->res});
+        ++num_done;
+    }
+    io_uring_cq_advance(&ring_, num_done);
+    in_flight_ -= num_done;
+}
+
+void UringRing::finish(const Completion& completion, ReadSource& source) {
+    Slot& slot = slots_[completion.slot];
+    const ReadSource::Item item = slot.item;
+    const bool is_whole = completion.result >= 0 &&
+                          static_cast<std::uint32_t>(completion.result) >= item.read->needed;
+    if (is_whole) {
+        item.task->deliver(*item.read, memory_of(completion.slot));
     } else if (!item.task->failed()) {
         DiskStats::add(stats_.num_retries, 1);
         item.task->retry(*item.read);
     }
+    slot.is_busy = false;
+    free_slots_.push_back(completion.slot);
     source.answered(item);
+}
+
+void UringRing::finish_done(ReadSource& source) {
+    if (done_.empty()) return;
+    StopWatch watch(stats_.scattering_ns);
+    for (const Completion& completion : done_) finish(completion, source);
+    done_.clear();
 }
 
 // Answers what is in flight by pread; the kernel may still write to the arena, which stays.
 void UringRing::abandon(ReadSource& source) {
     is_broken_ = true;
-    for (unsigned slot = 0; slot < num_entries_; ++slot) {
-        if (slots_[slot].is_busy) complete(slot, -EIO, source);
+    finish_done(source);
+    for (unsigned slot = 0; slot < slots_.size(); ++slot) {
+        if (slots_[slot].is_busy) finish({slot, -EIO}, source);
     }
+}
+
+void UringRing::fill(ReadSource& source) {
+    ReadSource::Item item{};
+    while (in_flight_ < num_entries_ && !free_slots_.empty() && source.try_next(item)) {
+        const unsigned slot = free_slots_.back();
+        free_slots_.pop_back();
+        slots_[slot].item = item;
+        prepare(slot);
+    }
+    DiskStats::raise(stats_.max_in_flight, in_flight_);
 }
 
 void UringRing::drain(ReadSource& source, std::uint32_t longest_read, std::uint32_t alignment) {
     slot_bytes_ = round_up(std::max(longest_read, 64u), std::max(alignment, 64u));
-    const auto num_slots =
-        static_cast<unsigned>(std::min<std::size_t>(arena_bytes_ / slot_bytes_, num_entries_));
+    const std::size_t num_slots = std::min(arena_bytes_ / slot_bytes_, slots_.size());
     free_slots_.clear();
-    for (unsigned slot = num_slots; slot > 0; --slot) free_slots_.push_back(slot - 1);
-    ReadSource::Item item{};
+    for (std::size_t slot = num_slots; slot > 0; --slot) {
+        free_slots_.push_back(static_cast<unsigned>(slot - 1));
+    }
     for (;;) {
-        while (!is_broken_ && !free_slots_.empty() && source.try_next(item)) {
-            const unsigned slot = free_slots_.back();
-            free_slots_.pop_back();
-            slots_[slot].item = item;
-            prepare(slot);
-        }
-        if (in_flight_ == 0) return;
-        DiskStats::raise(stats_.max_in_flight, in_flight_);
-        if (!submit_and_wait()) {
-            abandon(source);
-            return;
-        }
-        StopWatch watch(stats_.scattering_ns);
-        unsigned head = 0;
-        unsigned num_done = 0;
-        io_uring_cqe* entry = nullptr;
-        io_uring_for_each_cqe(&ring_, head, entry) {
-            complete(static_cast<unsigned>(entry->user_data), entry->res, source);
-            ++num_done;
-        }
-        io_uring_cq_advance(&ring_, num_done);
+        fill(source);
+        if (in_flight_ == 0 && done_.empty()) return;
+        if (!submit()) return abandon(source);
+        // What the page cache held is there already.
+        if (is_lent_) DiskStats::add(stats_.num_cached_reads, io_uring_cq_ready(&ring_));
+        // While the kernel reads on, what has come is checked and copied.
+        finish_done(source);
+        if (in_flight_ > 0 && !wait()) return abandon(source);
+        reap();
     }
 }
 

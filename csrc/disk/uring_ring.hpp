@@ -32,9 +32,10 @@ class ReadSource {
 //
 // Reads land in the ring's own memory, never in a caller's, so that nothing the kernel still holds
 // can outlive a call. At most num_entries reads are in flight, half the completion queue, which
-// therefore cannot overflow. Used by one thread at a time; with `single_issuer` only by the thread
-// that made it. After an error of the ring itself it is broken: reads are answered by pread and the
-// owner should make another.
+// therefore cannot overflow; there is memory for twice as many, so that the next reads are under
+// way while those that came are copied out. Used by one thread at a time; with `single_issuer` only
+// by the thread that made it. After an error of the ring itself it is broken: reads are answered by
+// pread and the owner should make another.
 class UringRing {
  public:
     struct Options {
@@ -60,15 +61,23 @@ class UringRing {
  private:
     struct Slot {
         ReadSource::Item item;
-        bool is_busy = false;
+        bool is_busy = false;  // from being prepared until its read is answered
+    };
+    struct Completion {
+        unsigned slot;
+        std::int32_t result;
     };
 
     UringRing(const FileSet& files, const Options& options, DiskStats& stats);
     int set_up(bool single_issuer);
     void register_resources();
+    void fill(ReadSource& source);
     void prepare(unsigned slot);
-    bool submit_and_wait();
-    void complete(unsigned slot, std::int32_t result, ReadSource& source);
+    bool submit();
+    bool wait();
+    void reap();
+    void finish(const Completion& completion, ReadSource& source);
+    void finish_done(ReadSource& source);
     void abandon(ReadSource& source);
     std::uint8_t* memory_of(unsigned slot) const noexcept { return arena_ + slot * slot_bytes_; }
 
@@ -77,11 +86,12 @@ class UringRing {
     io_uring ring_{};
     unsigned num_entries_;
     std::size_t arena_bytes_;
-    bool waits_at_once_;
+    bool is_lent_;
     std::uint8_t* arena_ = nullptr;
     std::size_t slot_bytes_ = 0;
     std::vector<Slot> slots_;
     std::vector<unsigned> free_slots_;
+    std::vector<Completion> done_;  // come, not answered yet
     unsigned in_flight_ = 0;
     bool has_fixed_buffer_ = false;
     bool has_fixed_files_ = false;

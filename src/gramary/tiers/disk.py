@@ -24,6 +24,9 @@ class DiskTier(Tier):
         num_rows: rows of this tier.
         settings: `disk_reader`, `direct_io` and `mmap_budget_mib` are followed.
 
+    Attributes:
+        layout: where all rows of the table lie.
+
     Raises:
         RowReadError: a file cannot be opened or was replaced since it was inspected.
         ArgumentError: the layout is inconsistent, or does not hold these rows.
@@ -35,6 +38,7 @@ class DiskTier(Tier):
         self, layout: RowLayout, first_row: int, num_rows: int, settings: Settings | None = None
     ) -> None:
         super().__init__(first_row, num_rows, layout.row_bytes)
+        self.layout = layout
         chosen = settings or Settings()
         self.layout = layout
         self._reader = DiskReader(

@@ -1,0 +1,219 @@
+"""Rows from disk: cold against the bare device at the same depth, warm against plain preads.
+
+    python -m benchmarks.disk [--table-gib 4] [--folder DIR] [--out FILE] [--smoke]
+
+The table is written into DIR (default: the system's temporary folder; it must be on the storage to
+be measured) and removed at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import itertools
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from benchmarks import harness
+from benchmarks.disk_files import (
+    byte_offsets,
+    describe_table,
+    distinct_blocks,
+    drop_cache,
+    fill_cache,
+    write_random_file,
+)
+from benchmarks.harness import Benchmark, Case
+from benchmarks.timers import CpuTimer
+from gramary.native.raw_disk import lane_shape, read_blocks_raw, read_rows_raw
+from gramary.pack import build_pack, open_pack
+from gramary.row_layout import RowLayout, TableSource
+from gramary.settings import Settings
+from gramary.tiers.disk import DiskTier
+
+NUM_COLD_ROWS = 131_072
+# Share of distinct rows in a prefill chunk of 8192 tokens of real text.
+DISTINCT_SHARE = 0.55
+# 85 % of the bare device's rate.
+COLD_TARGET = 1 / 0.85
+
+
+def build(smoke: bool, table_gib: float = 4.0, folder: str | None = None) -> Iterator[Case]:
+    """Yields the cold cases, then the warm ones, for a checkpoint's layout and for a pack's."""
+    with tempfile.TemporaryDirectory(prefix="gramary-bench-", dir=folder) as scratch:
+        path = Path(scratch) / "table.bin"
+        write_random_file(path, 64 << 20 if smoke else int(table_gib * 2**30) // 4096 * 4096)
+        table = describe_table(path)
+        yield from _cases(table, "checkpoint", smoke)
+        build_pack(table, path.with_suffix(".pack"))
+        yield from _cases(open_pack(path.with_suffix(".pack")), "pack", smoke)
+
+
+def _cases(source: TableSource, kind: str, smoke: bool) -> Iterator[Case]:
+    generator = torch.Generator().manual_seed(0)
+    draw = functools.partial(torch.randint, 0, source.layout.num_rows, generator=generator)
+    yield _cold_case(source.layout, kind, draw((8192 if smoke else NUM_COLD_ROWS,)), smoke)
+    fill_cache(source.layout.files[0].path)
+    for num_rows, target_us in ((16, 25), (256, 200)):
+        batches = [draw((num_rows,)) for _ in range(100)]
+        yield _warm_case(source.layout, kind, batches, smoke, {"target_us": target_us})
+    row_ids = _draw_with_repeats(source.layout.num_rows, NUM_COLD_ROWS, generator)
+    num_blocks = len(distinct_blocks(source.layout, row_ids))
+    facts = {"distinct_rows": DISTINCT_SHARE, "distinct_blocks": num_blocks / NUM_COLD_ROWS}
+    yield _warm_case(source.layout, kind, [row_ids], smoke, facts)
+
+
+def _cold_case(layout: RowLayout, kind: str, row_ids: torch.Tensor, smoke: bool) -> Case:
+    path = layout.files[0].path
+    tiers = {
+        name: DiskTier(layout, 0, layout.num_rows, Settings(disk_reader=name))
+        for name in ("io_uring", "pread")
+    }
+    out = torch.empty(len(row_ids), layout.row_bytes, dtype=torch.uint8)
+    blocks = distinct_blocks(layout, row_ids)
+    shuffled = blocks[torch.randperm(len(blocks), generator=torch.Generator().manual_seed(1))]
+    num_threads, depth = lane_shape()
+    candidates: dict[str, Callable[[], object]] = {
+        f"gramary {name}": functools.partial(tier.gather, row_ids, out)
+        for name, tier in tiers.items()
+    }
+    for name, offsets in (("ascending", blocks), ("shuffled", shuffled)):
+        candidates[f"bare io_uring, blocks {name}"] = functools.partial(
+            read_blocks_raw, path, offsets, 4096, num_threads, depth
+        )
+    parameters = {
+        "rows": len(row_ids),
+        "distinct_blocks": len(blocks),
+        "file_bytes": layout.files[0].size,
+        "threads": num_threads,
+        "depth": num_threads * depth,
+        **_ask_fio(path, num_threads, depth, smoke),
+    }
+    return Case(
+        name=f"{kind}, cold, {len(row_ids)} random rows",
+        parameters=parameters,
+        candidates=candidates,
+        baseline="bare io_uring, blocks ascending",
+        check=lambda: sum(_compare(tier, row_ids) for tier in tiers.values()),
+        checked="rows are those that one pread each gives",
+        moved_bytes=4096 * len(blocks),
+        cache="cold",
+        cache_note="the file's pages dropped before every sample; O_DIRECT",
+        before=lambda: drop_cache(path),
+        targets={"gramary io_uring": COLD_TARGET},
+        timer=CpuTimer(once=True),
+        num_samples=3 if smoke else 7,
+    )
+
+
+def _warm_case(
+    layout: RowLayout,
+    kind: str,
+    batches: list[torch.Tensor],
+    smoke: bool,
+    facts: dict[str, float],
+) -> Case:
+    path, num_rows = layout.files[0].path, len(batches[0])
+    out = torch.empty(num_rows, layout.row_bytes, dtype=torch.uint8)
+    candidates: dict[str, Callable[[], object]] = {}
+    tiers = {}
+    for name in ("io_uring", "pread"):
+        tiers[name] = DiskTier(layout, 0, layout.num_rows, Settings(disk_reader=name))
+        turns = itertools.cycle(batches)
+        gather = tiers[name].gather
+        candidates[f"gramary {name}"] = lambda gather=gather, turns=turns: gather(next(turns), out)
+    all_offsets = [byte_offsets(layout, batch) for batch in batches]
+    offsets = itertools.cycle(all_offsets)
+    candidates["one pread a row"] = lambda: read_rows_raw(path, next(offsets), out)
+
+    def touch() -> None:
+        # A kernel that gives idle pages back would make some rows cold again.
+        for batch_offsets in all_offsets:
+            read_rows_raw(path, batch_offsets, out)
+
+    return Case(
+        name=f"{kind}, warm, {num_rows} {'random rows' if len(batches) > 1 else 'lookups'}",
+        parameters={"rows": num_rows, "batches": len(batches), **facts},
+        candidates=candidates,
+        baseline="one pread a row",
+        check=lambda: sum(_compare(tier, batches[0]) for tier in tiers.values()),
+        checked="rows are those that one pread each gives",
+        moved_bytes=num_rows * layout.row_bytes,
+        cache_note="the whole file read from start to end, and all rows again before every sample",
+        before=touch,
+        num_samples=3 if smoke else 15,
+    )
+
+
+def _draw_with_repeats(num_rows: int, count: int, generator: torch.Generator) -> torch.Tensor:
+    """Draws rows of which a given share is distinct, the repeats by Zipf's law."""
+    num_distinct = int(count * DISTINCT_SHARE)
+    distinct = torch.randperm(num_rows, generator=generator)[:num_distinct]
+    weights = 1.0 / torch.arange(1, num_distinct + 1, dtype=torch.float64)
+    repeats = torch.multinomial(
+        weights, count - num_distinct, replacement=True, generator=generator
+    )
+    row_ids = torch.cat([distinct, distinct[repeats]])
+    return row_ids[torch.randperm(count, generator=generator)]
+
+
+def _compare(tier: DiskTier, row_ids: torch.Tensor) -> int:
+    """Compares a gather with one pread a row."""
+    found = torch.empty(len(row_ids), tier.row_bytes, dtype=torch.uint8)
+    expected = torch.empty_like(found)
+    tier.gather(row_ids, found)
+    layout = tier.layout
+    read_rows_raw(layout.files[0].path, byte_offsets(layout, row_ids), expected)
+    if not torch.equal(found, expected):
+        row = int((found != expected).any(1).nonzero()[0])
+        raise AssertionError(f"row {int(row_ids[row])} is not what pread gives")
+    return found.numel()
+
+
+def _ask_fio(path: str, num_threads: int, depth: int, smoke: bool) -> dict[str, float]:
+    """Returns the rate that fio reaches at the same depth, where fio is installed."""
+    if smoke or shutil.which("fio") is None:
+        return {}
+    drop_cache(path)
+    command = ["fio", "--name=random", f"--filename={path}", "--rw=randread", "--bs=4k"]
+    command += ["--direct=1", "--ioengine=io_uring", f"--iodepth={depth}", "--registerfiles=1"]
+    command += ["--fixedbufs=1", f"--numjobs={num_threads}", "--group_reporting", "--readonly"]
+    command += ["--runtime=4", "--time_based", "--output-format=json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return {}
+    result = json.loads(done.stdout[done.stdout.index("{") :])
+    return {"fio_blocks_per_s": round(result["jobs"][0]["read"]["iops"])}
+
+
+BENCHMARK = Benchmark(
+    name="disk",
+    build=build,
+    sources=(
+        "benchmarks/disk*.py",
+        "csrc/disk/*",
+        "src/gramary/native/disk.py",
+        "src/gramary/pack/*",
+    ),
+)
+
+
+def main() -> None:
+    """Runs the benchmark with the options of its own and those of the harness."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--table-gib", type=float, default=4.0)
+    parser.add_argument("--folder")
+    options, rest = parser.parse_known_args()
+    build_here = functools.partial(build, table_gib=options.table_gib, folder=options.folder)
+    harness.main(dataclasses.replace(BENCHMARK, build=build_here), rest)
+
+
+if __name__ == "__main__":
+    main()
