@@ -11,14 +11,6 @@ constexpr std::int64_t kLocateGrain = 8192;
 constexpr std::size_t kRadixMinimum = 2048;
 constexpr int kRadixBits = 11;
 
-std::uint64_t align_down(std::uint64_t address, std::uint64_t alignment) {
-    return address - address % alignment;
-}
-
-std::uint64_t align_up(std::uint64_t address, std::uint64_t alignment) {
-    return align_down(address + alignment - 1, alignment);
-}
-
 // Stable least-significant-digit radix sort over the bits in which addresses differ.
 void radix_sort(std::vector<Fragment>& fragments) {
     std::uint64_t all_or = 0;
@@ -64,41 +56,6 @@ void locate_rows(const RowMap& map, std::span<const std::int64_t> row_ids,
         std::sort(fragments.begin(), fragments.end(),
                   [](const Fragment& a, const Fragment& b) { return a.address < b.address; });
     }
-}
-
-void plan_reads(std::span<const Fragment> fragments, const ReadRules& rules,
-                std::vector<BlockRead>& reads) {
-    reads.clear();
-    const std::uint64_t alignment = rules.alignment;
-    std::uint64_t end = 0;    // of the current read, aligned
-    std::uint64_t reach = 0;  // a fragment that starts below this joins the current read
-    for (std::size_t i = 0; i < fragments.size(); ++i) {
-        const Fragment& f = fragments[i];
-        const std::uint64_t f_needed = f.address + f.width;
-        const std::uint64_t f_end = alignment == 1 ? f_needed : align_up(f_needed, alignment);
-        if (!reads.empty() && f.address < reach) {
-            BlockRead& read = reads.back();
-            const std::uint64_t joined_end = std::max(end, f_end);
-            if (joined_end - read.address <=
-                std::max<std::uint64_t>(rules.max_read_bytes, end - read.address)) {
-                end = joined_end;
-                read.length = static_cast<std::uint32_t>(end - read.address);
-                read.needed =
-                    std::max(read.needed, static_cast<std::uint32_t>(f_needed - read.address));
-                ++read.num_fragments;
-                reach = alignment == 1 ? align_up(end, kPageBytes) : end + alignment;
-                continue;
-            }
-        }
-        const std::uint64_t start = alignment == 1 ? f.address : align_down(f.address, alignment);
-        end = f_end;
-        reach = alignment == 1 ? align_up(end, kPageBytes) : end + alignment;
-        reads.push_back({start, static_cast<std::uint32_t>(end - start),
-                         static_cast<std::uint32_t>(f_needed - start),
-                         static_cast<std::uint32_t>(i), 1});
-    }
-    if (!rules.needs_whole) return;
-    for (BlockRead& read : reads) read.needed = read.length;
 }
 
 std::int64_t count_blocks(std::span<const Fragment> fragments, std::uint64_t alignment) {

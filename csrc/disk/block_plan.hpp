@@ -35,10 +35,6 @@ constexpr std::uint64_t kPageBytes = 4096;
 void locate_rows(const RowMap& map, std::span<const std::int64_t> row_ids,
                  std::vector<Fragment>& fragments);
 
-// Groups sorted fragments into reads: each block once, neighbours together. Pure.
-void plan_reads(std::span<const Fragment> fragments, const ReadRules& rules,
-                std::vector<BlockRead>& reads);
-
 // Distinct blocks of `alignment` bytes that sorted fragments touch. Pure.
 std::int64_t count_blocks(std::span<const Fragment> fragments, std::uint64_t alignment);
 

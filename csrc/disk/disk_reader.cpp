@@ -6,6 +6,7 @@
 #include "disk/cached_pass.hpp"
 #include "disk/mmap_backend.hpp"
 #include "disk/pread_backend.hpp"
+#include "disk/read_planner.hpp"
 #include "disk/uring_backend.hpp"
 
 namespace gramary {
@@ -24,6 +25,7 @@ constexpr int kPreadThreads = 32;
 struct DiskReader::Scratch {
     std::vector<Fragment> fragments;
     std::vector<BlockRead> reads;
+    ReadPlanner planner;
     CachedPass pass;
 };
 
@@ -93,10 +95,10 @@ std::optional<ReadFailure> DiskReader::read_piece(std::span<const std::int64_t> 
     {
         StopWatch watch(stats_.planning_ns);
         locate_rows(map_, row_ids, scratch.fragments);
-        plan_reads(scratch.fragments, buffered_rules(), scratch.reads);
         DiskStats::add(stats_.num_blocks, count_blocks(scratch.fragments, kPageBytes));
         DiskStats::add(stats_.num_distinct_rows,
                        count_distinct(scratch.fragments) / map_.parts_per_row());
+        scratch.planner.plan(scratch.fragments, buffered_rules(), scratch.reads);
     }
     if (scratch.reads.size() < backend_->whole_tasks_below()) {
         return run_backend(out, scratch, false);
@@ -104,7 +106,8 @@ std::optional<ReadFailure> DiskReader::read_piece(std::span<const std::int64_t> 
     if (const auto failure = read_cached_part(out, scratch)) return failure;
     if (scratch.fragments.empty()) return std::nullopt;
     const bool direct = files_.direct() && scratch.fragments.size() >= kLargeFrom;
-    plan_reads(scratch.fragments, direct ? direct_rules() : buffered_rules(), scratch.reads);
+    scratch.planner.plan(scratch.fragments, direct ? direct_rules() : buffered_rules(),
+                         scratch.reads);
     return run_backend(out, scratch, direct);
 }
 
