@@ -38,6 +38,7 @@ LAYERS = {
     "ple": 4,
     "slots": 4,
     "batch": 4,
+    "metrics": 5,
     "offload": 5,
     "layer": 6,
     "integrations": 6,

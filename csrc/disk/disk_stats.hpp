@@ -23,6 +23,7 @@ struct DiskStats {
     Counter planning_ns{0};
     Counter cached_ns{0};      // of large batches: reading what the page cache holds
     Counter reading_ns{0};     // in the backend
+    Counter waiting_ns{0};     // of it, for the storage (io_uring, summed over threads)
     Counter scattering_ns{0};  // of it, checking and copying (io_uring, summed over threads)
 
     static void add(Counter& counter, std::int64_t amount) noexcept {

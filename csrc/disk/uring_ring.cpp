@@ -132,6 +132,8 @@ bool UringRing::submit() {
 
 // Comes back with at least one completion.
 bool UringRing::wait() {
+    if (io_uring_cq_ready(&ring_) > 0) return true;
+    StopWatch watch(stats_.waiting_ns);
     io_uring_cqe* entry = nullptr;
     int result;
     do {
