@@ -19,10 +19,10 @@ T* at(std::uintptr_t address) noexcept {
 
 std::int64_t lookup(const RowCodec& codec, std::uintptr_t rows, std::int64_t first_row,
                     std::int64_t num_rows, std::int64_t num_table_rows, std::uintptr_t row_ids,
-                    std::int64_t count, int output, std::uintptr_t out) {
+                    std::int64_t count, int output, std::uintptr_t out, bool is_sent_on) {
     return lookup_rows(codec, {at<const std::uint8_t>(rows), first_row, num_rows}, num_table_rows,
                        at<const std::int64_t>(row_ids), count, static_cast<Output>(output),
-                       at<std::uint8_t>(out));
+                       at<std::uint8_t>(out), ThreadPool::shared(), is_sent_on);
 }
 
 std::int64_t embed(const RowCodec& codec, const NgramHasher& hasher, std::uintptr_t rows,

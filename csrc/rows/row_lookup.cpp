@@ -27,8 +27,9 @@ inline const std::uint8_t* address_of(const RowCodec& codec, const RowExtent& ex
 
 std::int64_t lookup_rows(const RowCodec& codec, const RowExtent& extent,
                          std::int64_t num_table_rows, const std::int64_t* row_ids,
-                         std::int64_t count, Output output, std::uint8_t* out, ThreadPool& pool) {
-    const RowSink sink(codec, output, count, out);
+                         std::int64_t count, Output output, std::uint8_t* out, ThreadPool& pool,
+                         bool is_sent_on) {
+    const RowSink sink(codec, output, count, out, nullptr, is_sent_on);
     const bool is_checked = num_table_rows != kAnyRowId;
     FirstIndex first_wrong;
     const auto fill = [&](std::int64_t first, std::int64_t n, const std::uint8_t** rows) {

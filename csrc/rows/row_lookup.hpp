@@ -18,12 +18,13 @@ struct RowExtent {
 //
 // out is [count, output_bytes]. Ids that the extent does not hold give zero rows and read nothing.
 // Gives the index of the first id that is neither -1 nor one of the table's num_table_rows, or
-// -1; out is then undefined. With kAnyRowId for num_table_rows no id is wrong.
+// -1; out is then undefined. With kAnyRowId for num_table_rows no id is wrong. is_sent_on: see
+// RowSink.
 constexpr std::int64_t kAnyRowId = -1;
 std::int64_t lookup_rows(const RowCodec& codec, const RowExtent& extent,
                          std::int64_t num_table_rows, const std::int64_t* row_ids,
                          std::int64_t count, Output output, std::uint8_t* out,
-                         ThreadPool& pool = ThreadPool::shared());
+                         ThreadPool& pool = ThreadPool::shared(), bool is_sent_on = false);
 
 // The same for the ids of a batch's tokens, which are never written down: out is
 // [num_tokens, num_heads, output_bytes], zero for padding. out is undefined after a fault.

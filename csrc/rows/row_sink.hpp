@@ -21,11 +21,14 @@ class RowSink {
     // Outputs from here on are written past the caches, which they would only sweep.
     static constexpr std::int64_t kStreamingBytes = 8 << 20;
 
+    // is_sent_on says that a device reads the output next: then it is written past the caches
+    // however small, since a device's reads of lines that lie dirty in the cores' caches are slow
+    // and disturb whatever those cores do by then.
     RowSink(const RowCodec& codec, Output output, std::int64_t count, std::uint8_t* out,
-            const std::int64_t* positions = nullptr) noexcept
+            const std::int64_t* positions = nullptr, bool is_sent_on = false) noexcept
         : codec_(codec),
           bytes_(output_bytes(codec.format(), output)),
-          streaming_(positions == nullptr && count >= kStreamingBytes / bytes_ &&
+          streaming_(positions == nullptr && (is_sent_on || count >= kStreamingBytes / bytes_) &&
                      bytes_ % 32 == 0 && reinterpret_cast<std::uintptr_t>(out) % 32 == 0),
           kernel_(decode_kernel(codec.format(), output, streaming_)),
           out_(out),

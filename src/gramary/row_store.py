@@ -11,6 +11,7 @@ import torch
 
 from gramary.errors import LoadError
 from gramary.loading import LoadLedger, ShardOrder, route_rows
+from gramary.native.threads import require_num_threads
 from gramary.placement import Placement, shard_range
 from gramary.row_layout import RowLayout
 from gramary.row_stream import read_rows, stream_rows
@@ -85,11 +86,10 @@ class RowStore:
                     done_bytes += rows.numel()
                     if progress is not None:
                         progress(done_bytes, all_bytes)
-                tier.finish_writing()
             for tier in self.tiers:
                 self._ledger.add(tier.first_row, tier.end_row)
             self._ledger.require_complete()
-            self.is_readable = True
+            self._make_readable()
 
     def materialize(self) -> None:
         """Plans and allocates, every row zero."""
@@ -97,7 +97,7 @@ class RowStore:
             if self.placement is not None:
                 raise LoadError("materialize: the table has its storage already")
             self._allocate()
-            self.is_readable = True
+            self._make_readable()
 
     def finish_loading(self) -> None:
         """Makes the rows readable; LoadError where one was not written."""
@@ -108,7 +108,7 @@ class RowStore:
             if self.placement is None:
                 # The shard of a rank that owns no row.
                 self._allocate()
-            self.is_readable = True
+            self._make_readable()
 
     def check_integrity(self) -> None:
         """Raises a GramaryError where a tier's rows or files are not what they were."""
@@ -126,11 +126,18 @@ class RowStore:
             self.tiers = ()
 
     def _allocate(self) -> None:
+        require_num_threads(self.request.settings.num_threads)
         placement = plan_storage(self.request)
         self.tiers = build_tiers(self.request, placement)
         self.placement = placement
         for line in placement.report():
             logger.info("%s", line)
+
+    def _make_readable(self) -> None:
+        for tier in self.tiers:
+            if not tier.is_filled:
+                tier.finish_writing()
+        self.is_readable = True
 
     def _write(self, pieces: Iterable[tuple[int, torch.Tensor]]) -> None:
         """Writes encoded rows to the tiers that own them; rows of other ranks are dropped."""

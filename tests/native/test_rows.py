@@ -399,3 +399,16 @@ def test_the_first_wrong_row_id_is_found(place: int, wrong: int) -> None:
     assert rows.first_wrong_row_id(row_ids, 40) is None
     row_ids[place:] = wrong
     assert rows.first_wrong_row_id(row_ids, 40) == place
+
+
+@pytest.mark.parametrize("count", [1, 63, 513, 3000])
+def test_rows_for_a_device_have_the_same_bytes(count: int) -> None:
+    table = torch.randint(0, 256, (500, 160), dtype=torch.uint8)
+    extent = RowExtent(table.data_ptr(), 0, 500)
+    row_ids = torch.randint(-1, 500, (count,))
+    cached = torch.full((count, 160), 0xA5, dtype=torch.uint8)
+    streamed = torch.full((count + 1, 160), 0xA5, dtype=torch.uint8)
+    rows.gather(row_ids, extent, 160, cached)
+    for out in (streamed[:count], streamed.view(-1)[16:][: count * 160].view(count, 160)):
+        rows.gather(row_ids, extent, 160, out, is_sent_on=True)
+        assert torch.equal(out, cached)

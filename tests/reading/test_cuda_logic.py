@@ -183,9 +183,9 @@ def test_small_batches_send_ids_and_large_ones_gather(folder: Path, monkeypatch:
     gathered: list[int] = []
     real = upload.native_rows.gather
 
-    def gather(row_ids: torch.Tensor, *arguments: Any) -> None:
+    def gather(row_ids: torch.Tensor, *arguments: Any, **options: Any) -> None:
         gathered.append(row_ids.numel())
-        real(row_ids, *arguments)
+        real(row_ids, *arguments, **options)
 
     monkeypatch.setattr(upload.native_rows, "gather", gather)
     cuts = {"host": (0, NUM_ROWS)}

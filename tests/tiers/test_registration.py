@@ -1,5 +1,6 @@
 """Registering host memory in pieces, with a scripted CUDA."""
 
+import gc
 import itertools
 import math
 
@@ -90,3 +91,26 @@ def test_failure_is_undone_in_reverse() -> None:
     assert undone[:first_way] == taken[:first_way][::-1]
     assert "in 3 pieces of 4.0 GiB" in str(error.value)
     assert "pieces of 256.0 MiB" in str(error.value)
+
+
+@pytest.mark.behaviour(8)
+def test_what_nobody_closed_is_unregistered_before_its_memory_goes() -> None:
+    """Behaviour 8: an abandoned table leaves no locked page."""
+    events: list[str] = []
+
+    class Memory:
+        def __del__(self) -> None:
+            events.append("unmapped")
+
+    class Noting(ScriptedRegistry):
+        def unregister(self, address: int) -> None:
+            events.append("unregistered")
+            super().unregister(address)
+
+    registry = Noting()
+    registration = Registration(1 << 30, 4096, 16, 4096, registry, Memory())
+    assert registry.registered
+    del registration
+    gc.collect()
+    assert registry.registered == {}
+    assert events == ["unregistered", "unmapped"]

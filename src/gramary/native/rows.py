@@ -41,7 +41,14 @@ NO_ROWS = RowExtent(0, 0, 0)
 ANY_ROW_ID = -1
 
 
-def gather(row_ids: torch.Tensor, extent: RowExtent, row_bytes: int, out: torch.Tensor) -> None:
+def gather(
+    row_ids: torch.Tensor,
+    extent: RowExtent,
+    row_bytes: int,
+    out: torch.Tensor,
+    *,
+    is_sent_on: bool = False,
+) -> None:
     """Copies rows by id; ids outside the extent get rows of zero bytes.
 
     Args:
@@ -49,9 +56,10 @@ def gather(row_ids: torch.Tensor, extent: RowExtent, row_bytes: int, out: torch.
         extent: where rows lie.
         row_bytes: bytes of one row.
         out: uint8 [n, row_bytes], contiguous.
+        is_sent_on: whether a device reads `out` next; it is then kept out of the CPU's caches.
     """
     # To the core, bytes as they are have any one-byte encoding.
-    lookup("fp8", row_bytes, 1.0, row_ids, extent, ANY_ROW_ID, out)
+    lookup("fp8", row_bytes, 1.0, row_ids, extent, ANY_ROW_ID, out, is_sent_on=is_sent_on)
 
 
 def lookup(
@@ -62,6 +70,8 @@ def lookup(
     extent: RowExtent,
     num_table_rows: int,
     out: torch.Tensor,
+    *,
+    is_sent_on: bool = False,
 ) -> int | None:
     """Writes decoded rows by id; -1 and ids outside the extent give zero rows and read nothing.
 
@@ -74,6 +84,7 @@ def lookup(
         num_table_rows: rows of the whole table; ids are -1 to num_table_rows-1. ANY_ROW_ID
             takes every id.
         out: [n, row_dim], or uint8 [n, row_bytes], contiguous.
+        is_sent_on: as for `gather`.
 
     Returns:
         None, or the index of the first id outside the table; `out` is then undefined.
@@ -83,7 +94,7 @@ def lookup(
     output = _check_out(codec, row_dim, row_ids.numel(), out)
     wrong = codec.lookup(
         extent.address, extent.first_row, extent.num_rows, num_table_rows,
-        row_ids.data_ptr(), row_ids.numel(), output, out.data_ptr(),
+        row_ids.data_ptr(), row_ids.numel(), output, out.data_ptr(), is_sent_on,
     )  # fmt: skip
     return None if wrong < 0 else wrong
 

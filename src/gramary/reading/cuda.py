@@ -58,6 +58,8 @@ class CudaReader(TableReader):
             self._error = new_error(device)
             target = UploadTarget(spec, codec, tiers, device, self._extents, self._error)
             self._uploader = Uploader(target, settings.host_gather_rows)
+            # The constants may be read from any stream next.
+            torch.cuda.synchronize(device)
         self.gather_from_rows = self._uploader.gather_from_rows
 
     def lookup(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:

@@ -21,10 +21,10 @@ from gramary.codecs import Codec
 from gramary.errors import UnsupportedError
 from gramary.hashing import HashSpec
 from gramary.native import rows as native_rows
+from gramary.ops._cpu import hash as cpu_hash
 from gramary.ops._triton import decode as decode_op
 from gramary.ops._triton import embed as embed_op
 from gramary.ops.extents import Extents
-from gramary.ops.hash import ngram_ids
 from gramary.reading.arguments import require_row_ids
 from gramary.reading.cpu import host_extent
 from gramary.tiers.base import Tier
@@ -138,8 +138,9 @@ class Uploader:
             if self._row_ids.numel() < num_rows:
                 self._row_ids = torch.empty(num_rows, dtype=torch.int64)
             row_ids = self._row_ids[:num_rows]
-            ngram_ids(self._target.spec, token_ids, query_start_loc, history,
-                      out=row_ids.view(shape))  # fmt: skip
+            cpu_hash.ngram_ids(
+                self._target.spec, token_ids, query_start_loc, history, row_ids.view(shape)
+            )
             self._place(row_ids, out.view(num_rows, -1))
 
     def lay_over(self, row_ids: torch.Tensor, tiers: Sequence[Tier], out: torch.Tensor) -> None:
@@ -199,7 +200,7 @@ class Uploader:
         decode_op.decode(encoded, self._target.codec, out, positions)
 
     def _gather_piece(self, row_ids: torch.Tensor, rows: torch.Tensor) -> None:
-        native_rows.gather(row_ids, self._host, rows.shape[1], rows)
+        native_rows.gather(row_ids, self._host, rows.shape[1], rows, is_sent_on=True)
         for tier in self._disk_tiers:
             places, ids = native_rows.find_places(row_ids, tier.first_row, tier.end_row)
             if places.numel():

@@ -44,6 +44,11 @@ class DeviceTier(Tier):
         first = first_row - self.first_row
         self.rows[first : first + rows.shape[0]].copy_(rows)
 
+    def finish_writing(self) -> None:
+        """Waits until the rows are in place: they may be read from any stream next."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def gather(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:
         """Fills `out` uint8 [n, row_bytes] on the CPU; for checks, not for serving."""
         out.copy_(self.rows[(row_ids - self.first_row).to(self.device)])

@@ -94,6 +94,7 @@ class HostTier(Tier):
                     row_bytes,
                     self._mapping.page_bytes,
                     options.registry,
+                    self._mapping,
                 )
         except OSError as error:
             self._mapping.close()

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -63,7 +65,7 @@ def cut_pieces(
 
 
 class Registration:
-    """A range of host memory registered with CUDA until `close`.
+    """A range of host memory registered with CUDA until `close`, or until nobody holds it.
 
     Args:
         address: start of the range, aligned to `page_bytes`.
@@ -71,6 +73,7 @@ class Registration:
         row_bytes: bytes of a row.
         page_bytes: bytes of a page.
         registry: the CUDA calls to use.
+        memory: what owns the range; kept alive as long as it is registered.
 
     Attributes:
         device_address: where GPUs see the range.
@@ -82,10 +85,18 @@ class Registration:
     """
 
     def __init__(
-        self, address: int, num_bytes: int, row_bytes: int, page_bytes: int, registry: HostRegistry
+        self,
+        address: int,
+        num_bytes: int,
+        row_bytes: int,
+        page_bytes: int,
+        registry: HostRegistry,
+        memory: object = None,
     ) -> None:
         self._registry = registry
         self._pieces: list[Piece] = []
+        # A table that nobody closed must not leave pages locked, or unmap them while they are.
+        weakref.finalize(self, _unregister, self._pieces, registry, os.getpid(), memory)
         failures: list[str] = []
         for largest in WAYS:
             pieces = list(cut_pieces(address, num_bytes, row_bytes, page_bytes, largest))
@@ -108,8 +119,7 @@ class Registration:
 
     def close(self) -> None:
         """Unregisters everything, in reverse; a second call does nothing."""
-        while self._pieces:
-            self._registry.unregister(self._pieces.pop().address)
+        _unregister(self._pieces, self._registry, os.getpid(), None)
 
     def _register(self, pieces: list[Piece]) -> None:
         try:
@@ -151,7 +161,8 @@ class CudaHostRegistry:
         self._call(self._runtime.cudaHostRegister, address, num_bytes, flags)
 
     def unregister(self, address: int) -> None:
-        """Unregisters the range that starts at `address`."""
+        """Unregisters the range that starts at `address`, once no GPU work reads it any more."""
+        self._call(self._runtime.cudaDeviceSynchronize)
         self._call(self._runtime.cudaHostUnregister, address)
 
     def device_address(self, address: int) -> int:
@@ -177,6 +188,14 @@ class CudaHostRegistry:
             # The runtime keeps the error and would give it to whoever asks next.
             self._runtime.cudaGetLastError()
             raise OSError(f"{name} gave {getattr(error, 'name', error)}")
+
+
+def _unregister(
+    pieces: list[Piece], registry: HostRegistry, owner_pid: int, _memory: object
+) -> None:
+    """Unregisters pieces in reverse; a forked child has none of the parent's registrations."""
+    while pieces and os.getpid() == owner_pid:
+        registry.unregister(pieces.pop().address)
 
 
 def _describe(pieces: list[Piece]) -> str:

@@ -37,6 +37,7 @@ class Staging:
                 slot_bytes,
                 self._mapping.page_bytes,
                 registry,
+                self._mapping,
             )
         except BaseException:
             self._mapping.close()
