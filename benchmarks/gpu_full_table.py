@@ -167,7 +167,9 @@ def build(smoke: bool) -> Iterator[MeasuredCase]:
         checked="random rows equal the formula that made them",
         moved_bytes=host.rows_bytes,
         cache_note="one load into fresh memory",
-        targets={"peak by torch": 1.0, "gone by the driver": 1.0},
+        # The driver's number holds its page tables for the registered memory, which no allocator
+        # of this process sees.
+        targets={"peak by torch": 1.0},
     )
     yield MeasuredCase(
         name="time to make and load all rows",
