@@ -258,6 +258,8 @@ def _scatter_span(
         group = per_copy or last - first
         shape = ((last - first) // group, group, part.width)
         strides = (part.block_bytes, part.stride, 1)
-        source = span.as_strided(shape, strides, part.byte_of(first) - part.byte_of(begin))
+        # as_strided counts from the start of the storage, not of the tensor.
+        offset = span.storage_offset() + part.byte_of(first) - part.byte_of(begin)
+        source = span.as_strided(shape, strides, offset)
         target = rows[first - begin : last - begin].view(shape[0], group, -1)
         target[..., part.column : part.column + part.width] = source

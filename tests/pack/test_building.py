@@ -17,7 +17,7 @@ from gramary.codecs import decode_rows_ref, encode_rows
 from gramary.errors import ArgumentError, ChecksumError, PackError
 from gramary.pack import build_pack, building, open_pack, verify_pack
 from gramary.pack.opening import read_header
-from gramary.row_stream import read_rows
+from gramary.row_stream import read_rows, stream_rows
 from gramary.settings import Settings
 from gramary.tiers.disk import DiskTier
 
@@ -45,6 +45,26 @@ def test_pack_and_folder_give_the_same_bytes(make_source, tmp_path, codec, reade
         tier.close()
         assert torch.equal(out, rows[row_ids])
     assert verify_pack(tmp_path / "table.pack", against=source).error is None
+
+
+@pytest.mark.parametrize("codec", ["fp8", "nvfp4"])
+def test_rows_are_read_from_a_pack_from_any_row_on(make_source, tmp_path, codec) -> None:
+    """Loading an extent begins in the middle of a block, and ends in one."""
+    source, rows = make_source(codec, row_dim=160, base=700)
+    build_pack(source, tmp_path / "table.pack")
+    layout = open_pack(tmp_path / "table.pack").layout
+    per_block, num_rows = layout.runs[0].parts[0].rows_per_block, len(rows)
+    starts = [0, 1, per_block - 1, per_block, per_block + 1, 3 * per_block + 7, num_rows - 1]
+    for start in starts:
+        for count in (1, 2, per_block - 1, per_block, per_block + 1, 5 * per_block + 3, num_rows):
+            count = min(count, num_rows - start)
+            out = torch.full((count, layout.row_bytes), 0xA5, dtype=torch.uint8)
+            read_rows(layout, start, count, out)
+            assert torch.equal(out, rows[start : start + count]), (start, count)
+    for chunk_rows in (1, 7, per_block, 100):
+        chunks = stream_rows(layout, 5, num_rows - 3, chunk_bytes=chunk_rows * layout.row_bytes)
+        for first_row, chunk in chunks:
+            assert torch.equal(chunk, rows[first_row : first_row + len(chunk)])
 
 
 @pytest.mark.parametrize("codec", CODECS)
