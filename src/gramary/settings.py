@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gramary.errors import SettingsError
@@ -91,6 +91,11 @@ class Settings:
             if text is not None and text.strip() and variable.field not in overrides:
                 values[variable.field] = variable.read(text.strip())
         return cls(**values, **overrides)
+
+
+def inherited_environment(names: Iterable[str]) -> dict[str, str]:
+    """Returns those of the named variables that are set, as they are, for a child process."""
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 @dataclasses.dataclass(frozen=True)

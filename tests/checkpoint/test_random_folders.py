@@ -51,11 +51,11 @@ def damage(tensors: dict[str, torch.Tensor], draw) -> bool:
         suffix = draw(st.sampled_from([".weight", ".weight_scale", ".bias"]))
         prefix = draw(st.sampled_from(["model.", "model.language_model."]))
         start = f"{prefix}layers.1.ple.ple_embedding.ngram_embedding.shard_"
-        moved = tensors.pop(name) if kind == "rename" else tensors[name].clone()
-        if f"{start}{number}{suffix}" == name:
-            tensors[name] = moved
+        target = f"{start}{number:0{draw(st.integers(1, 3))}}{suffix}"
+        # A tensor put in another's place under its very name looks right from outside.
+        if target == name or (kind == "copy" and target in tensors):
             return False
-        tensors[f"{start}{number:0{draw(st.integers(1, 3))}}{suffix}"] = moved
+        tensors[target] = tensors.pop(name) if kind == "rename" else tensors[name].clone()
     return kind != "nothing"
 
 

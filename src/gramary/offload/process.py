@@ -20,7 +20,7 @@ from gramary.errors import RowFetchError
 from gramary.offload import ring
 from gramary.offload.region import Region
 from gramary.offload.service import Service
-from gramary.settings import Settings
+from gramary.settings import Settings, inherited_environment
 from gramary.table import Table
 from gramary.tiers.disk import DiskTier
 from gramary.tiers.host import HostTier
@@ -156,7 +156,7 @@ def memory_file(name: str, content: bytes) -> int:
 
 def worker_environment() -> dict[str, str]:
     """Returns the worker's environment: little, no GPU, and this process's import path."""
-    kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    kept = inherited_environment(_KEPT_VARIABLES)
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     return {**kept, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
 
