@@ -7,6 +7,7 @@ from embed_stage import (
     BIGRAMS,
     DEVICE,
     DTYPES,
+    FOURGRAMS,
     SMALL,
     Spec,
     fresh,
@@ -23,6 +24,7 @@ from gramary.errors import ArgumentError
 from gramary.ops._triton.embed import embed, lookup
 from gramary.ops._triton.hash import HashConstants
 from gramary.ops._triton.sticky_error import error_of, new_error
+from gramary.ops._triton.tiles import Tile
 from gramary.ops.extents import Extents
 
 # Values beyond float16 become infinite; numpy, under the interpreter, says so.
@@ -44,7 +46,7 @@ def width(codec: Codec, dtype: torch.dtype) -> int:
     return codec.row_bytes if dtype == torch.uint8 else codec.row_dim
 
 
-def run_embed(spec: Spec, codec: Codec, extents: Extents, batch, dtype, history=True):
+def run_embed(spec: Spec, codec: Codec, extents: Extents, batch, dtype, history=True, tile=None):
     """Returns the kernel's rows, [tokens * heads, width], and its error tensor."""
     tokens, starts, histories = batch
     constants = HashConstants.of(spec, on_device(0).device)
@@ -52,7 +54,9 @@ def run_embed(spec: Spec, codec: Codec, extents: Extents, batch, dtype, history=
     error = new_error(out.device)
     old = on_device(histories).reshape(-1, spec.ngram_size - 1) if history else None
     starts = on_device(starts, torch.int32)
-    assert embed(constants, on_device(tokens), starts, old, extents, codec, out, error) is out
+    tokens = on_device(tokens)
+    result = embed(constants, tokens, starts, old, extents, codec, out, error, tile=tile)
+    assert result is out
     return out.view(-1, width(codec, dtype)), error
 
 
@@ -136,6 +140,19 @@ def test_lookup(name: str, id_dtype: torch.dtype):
         assert ids[index] == value
         message = str(error_of(error, vocab_size=1, num_rows=150))
         assert message.startswith(f"row_ids[{index}]: expected -1 or 0 to 149, got {value}")
+    del keep
+
+
+@pytest.mark.parametrize("tile", [(4, 1, 2, 1), (2, 2, 4, 2), (1, 4, 8, 4), (8, 16, 4, 4)], ids=str)
+@pytest.mark.parametrize("spec", [SMALL, FOURGRAMS], ids=["4 heads", "3 heads"])
+def test_the_tile_does_not_change_the_result(spec: Spec, tile: tuple[int, int, int, int]):
+    codec = CODECS["fp8"]
+    table = random_table(codec, spec.num_rows)
+    extents, keep = split_extents(table, (0, 50), (50, spec.num_rows))
+    batch = random_batch(spec, [1, 0, 4, 2], num_padding=2)
+    out, _ = run_embed(spec, codec, extents, batch, torch.bfloat16, tile=Tile(*tile))
+    ids = expected_ids(spec, batch)
+    embed_truth.assert_same(out, embed_truth.rows_of(codec, table, ids, torch.bfloat16))
     del keep
 
 

@@ -57,7 +57,7 @@ def decode(
     if num_rows == 0:
         return out
     form = Format.of(codec, out, encoded.data_ptr())
-    tile = tile or tile_for(num_rows, reads_host=False)
+    tile = tile or tile_for(num_rows)
     decode_kernel[(triton.cdiv(num_rows, tile.rows),)](
         encoded.data_ptr(),
         out if positions is None else positions,
@@ -66,6 +66,7 @@ def decode(
         out.shape[0],
         form.scale,
         HAS_POSITIONS=positions is not None,
+        BR=tile.rows,
         **form.constants(),
         **tile.constants(form),
     )

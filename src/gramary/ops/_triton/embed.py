@@ -12,7 +12,13 @@ import torch
 import triton
 import triton.language as tl
 
-from gramary.ops._triton.hash import WRONG_ID, HashConstants, batch_sizes, hash_rows
+from gramary.ops._triton.hash import (
+    WRONG_ID,
+    HashConstants,
+    batch_sizes,
+    hash_rows,
+    tokens_and_heads,
+)
 from gramary.ops._triton.rows import WRONG_ROW, ZERO_ROW, load_rows, store_rows
 from gramary.ops._triton.sticky_error import ROW_ID, report_first
 from gramary.ops._triton.tiles import Format, Tile, tile_for
@@ -36,34 +42,36 @@ def row_addresses(
     return tl.where(in_device | in_host, base + (row_ids - first) * ROW_BYTES, elsewhere)
 
 
-@triton.jit(do_not_specialize=["p_tokens", "p_query_start_loc", "p_history", "T", "R", "num_steps",
-                               "vocab_size", "eos_token_id", "device_address", "device_first",
-                               "device_end", "host_address", "host_first", "host_end",
-                               "scale"])  # fmt: skip
+@triton.jit(do_not_specialize=["p_tokens", "p_query_start_loc", "p_history", "T", "R",
+                               "tokens_per_request", "num_steps", "vocab_size", "eos_token_id",
+                               "device_address", "device_first", "device_end", "host_address",
+                               "host_first", "host_end", "scale"])  # fmt: skip
 def embed_kernel(
     p_tokens, p_query_start_loc, p_history, p_constants, p_error, p_out,
-    T: tl.int64, R: tl.int64, num_steps: tl.int64, vocab_size: tl.int64, eos_token_id: tl.int64,
+    T: tl.int32, R: tl.int32, tokens_per_request: tl.int32, num_steps: tl.int32,
+    vocab_size: tl.int64, eos_token_id: tl.int64,
     device_address: tl.int64, device_first: tl.int64, device_end: tl.int64,
     host_address: tl.int64, host_first: tl.int64, host_end: tl.int64, scale,
     NGRAM: tl.constexpr, HEADS: tl.constexpr, HAS_HISTORY: tl.constexpr,
     ROW_BYTES: tl.constexpr, CODEC: tl.constexpr, DIM: tl.constexpr, BITS: tl.constexpr,
-    ALIGN: tl.constexpr, CACHE: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr,
+    ALIGN: tl.constexpr, CACHE: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr,
+    BE: tl.constexpr,
 ):  # fmt: skip
-    """Hashes, gathers and decodes BR rows a program, one after another through tokens and heads."""
-    i_row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
-    m_row = i_row < tl.cast(T, tl.int64) * ((NGRAM - 1) * HEADS)
+    """Hashes, gathers and decodes the rows of BT tokens and BH heads a program."""
+    i_t, i_h, i_row = tokens_and_heads(T, (NGRAM - 1) * HEADS, BT, BH)
     row_ids, kind, index, value = hash_rows(
-        i_row, m_row, p_tokens, p_query_start_loc, p_history, p_constants, R, num_steps,
-        vocab_size, eos_token_id, NGRAM, HEADS, HAS_HISTORY,
+        i_t, i_t < T, i_h, p_tokens, p_query_start_loc, p_history, p_constants, R,
+        tokens_per_request, num_steps, vocab_size, eos_token_id, NGRAM, HEADS, HAS_HISTORY,
     )  # fmt: skip
     address = row_addresses(
         row_ids, device_address, device_first, device_end, host_address, host_first, host_end,
         ROW_BYTES,
     )  # fmt: skip
-    chunks = load_rows(address, CODEC, DIM, BITS, BE, ALIGN, CACHE)
+    BR: tl.constexpr = BT * BH
+    chunks = load_rows(tl.reshape(address, [BR]), CODEC, DIM, BITS, BE, ALIGN, CACHE)
     # While the rows are under way.
     report_first(p_error, row_ids == WRONG_ID, kind, index, value)
-    store_rows(chunks, p_out, tl.where(m_row, i_row, -1), scale, CODEC, DIM, BR, BE)
+    store_rows(chunks, p_out, tl.reshape(i_row, [BR]), scale, CODEC, DIM, BR, BE)
 
 
 @triton.jit(do_not_specialize=["p_row_ids", "N", "num_rows", "device_address", "device_first",
@@ -120,12 +128,15 @@ def embed(
         error: int64 [4], sticky (see `gramary.ops._triton.sticky_error`).
         tile: rows and values a program; None chooses by the batch.
     """
-    num_rows = token_ids.shape[0] * constants.num_heads
-    if num_rows == 0:
+    num_tokens = token_ids.shape[0]
+    if num_tokens == 0:
         return out
+    num_rows = num_tokens * constants.num_heads
     form = Format.of(codec, out, extents.device_address | extents.host_address)
-    tile = tile or tile_for(num_rows, reads_host=extents.num_host_rows > 0)
-    embed_kernel[(triton.cdiv(num_rows, tile.rows),)](
+    tile = tile or tile_for(num_rows)
+    BH = min(tile.heads, triton.next_power_of_2(constants.num_heads))
+    num_blocks = triton.cdiv(num_tokens, tile.tokens) * triton.cdiv(constants.num_heads, BH)
+    embed_kernel[(num_blocks,)](
         token_ids,
         query_start_loc,
         token_ids if history is None else history,
@@ -140,6 +151,8 @@ def embed(
         NGRAM=constants.ngram_size,
         HEADS=constants.heads_per_ngram,
         HAS_HISTORY=history is not None,
+        BT=tile.tokens,
+        BH=BH,
         **form.constants(),
         **tile.constants(form),
     )
@@ -170,7 +183,7 @@ def lookup(
     if num_rows == 0:
         return out
     form = Format.of(codec, out, extents.device_address | extents.host_address)
-    tile = tile or tile_for(num_rows, reads_host=extents.num_host_rows > 0)
+    tile = tile or tile_for(num_rows)
     lookup_kernel[(triton.cdiv(num_rows, tile.rows),)](
         row_ids,
         error,
@@ -179,6 +192,7 @@ def lookup(
         extents.num_rows,
         *_extent_arguments(extents),
         form.scale,
+        BR=tile.rows,
         **form.constants(),
         **tile.constants(form),
     )

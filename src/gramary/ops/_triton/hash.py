@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PADDING_ID = tl.constexpr(-1)
 WRONG_ID = tl.constexpr(-2)
 
-_BLOCK_ROWS = 128
+_BLOCK_TOKENS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,76 +107,126 @@ def find_requests(i_t, m_t, p_query_start_loc, R, num_steps):
 
 
 @triton.jit
-def hash_rows(
-    i_row, m_row, p_tokens, p_query_start_loc, p_history, p_constants, R, num_steps,
-    vocab_size, eos_token_id, NGRAM: tl.constexpr, HEADS: tl.constexpr, HAS_HISTORY: tl.constexpr,
+def mix_ngrams(
+    i_t, m_t, i_h, i_r, start, p_tokens, p_history, p_constants, R, vocab_size, eos_token_id,
+    NGRAM: tl.constexpr, HEADS: tl.constexpr, HAS_HISTORY: tl.constexpr,
 ):  # fmt: skip
-    """Row ids of the flat places i_row = token * num_heads + head of a batch.
+    """Mixed n-grams [BT, BH] of tokens i_t for heads i_h, given the tokens' requests.
 
-    Returns the ids (PADDING_ID for tokens beyond the last request, WRONG_ID where a token that is
-    hashed lies outside the vocabulary), and kind, index and value of what is wrong there.
+    Returns with each the kind (0 if all is well), index and value of the first wrong token in it.
     """
-    NUM_HEADS: tl.constexpr = (NGRAM - 1) * HEADS
-    i_t = i_row // NUM_HEADS
-    i_h = i_row % NUM_HEADS
-    # Tokens of padding are read like others; that they are padding is known only at the end, so
-    # that no load waits for it.
-    num_tokens = tl.load(p_query_start_loc + R)
-    token = tl.load(p_tokens + i_t, mask=m_row, other=0).to(tl.int64)
-    mixed = token * tl.load(p_constants)
-    is_wrong = (token < 0) | (token >= vocab_size)
-    kind = tl.full(i_row.shape, TOKEN, tl.int64)
-    index = i_t
-    value = token
-
-    i_r, start = find_requests(i_t, m_row, p_query_start_loc, R, num_steps)
     # Tokens of the request before this one; clamped, so that no metadata leads out of bounds.
     position = tl.minimum(tl.maximum(i_t - start, 0), i_t)
+    token = tl.load(p_tokens + i_t, mask=m_t, other=0).to(tl.int64)
+    mixed = token * tl.load(p_constants)
+    kind = tl.where((token < 0) | (token >= vocab_size), TOKEN, 0)
+    index = i_t.to(tl.int64)
+    value = token
     is_behind_eos = i_t < 0
+    nothing = tl.zeros([i_t.shape[0], i_h.shape[0]], tl.int64)
+    head_mixed, head_kind, head_index, head_value = nothing, nothing, nothing, nothing
     for back in tl.static_range(1, NGRAM):
         is_in_batch = position >= back
-        i_history = i_r * (NGRAM - 1) + (NGRAM - 1 - back) + position
-        previous = tl.load(p_tokens + i_t - back, mask=m_row & is_in_batch, other=0).to(tl.int64)
+        i_history = i_r.to(tl.int64) * (NGRAM - 1) + (NGRAM - 1 - back) + position
+        previous = tl.load(p_tokens + i_t - back, mask=m_t & is_in_batch, other=0).to(tl.int64)
         if HAS_HISTORY:
-            m_history = m_row & (position < back) & (i_r < R)
+            m_history = m_t & (position < back) & (i_r < R)
             older = tl.load(p_history + i_history, mask=m_history, other=0).to(tl.int64)
         else:
             older = eos_token_id
         previous = tl.where(is_in_batch, previous, older)
         previous = tl.where(is_behind_eos, eos_token_id, previous)
         is_behind_eos = is_behind_eos | (previous == eos_token_id)
-        # Head i_h hashes n-grams of i_h // HEADS + 2 tokens.
-        is_hashed = i_h >= (back - 1) * HEADS
-        mixed = mixed ^ tl.where(is_hashed, previous * tl.load(p_constants + back), 0)
-        is_first = is_hashed & ((previous < 0) | (previous >= vocab_size)) & (is_wrong == 0)
-        kind = tl.where(is_first & (position < back), HISTORY_TOKEN, kind)
+        mixed = mixed ^ (previous * tl.load(p_constants + back))
+        is_first = (kind == 0) & ((previous < 0) | (previous >= vocab_size))
+        kind = tl.where(is_first, tl.where(is_in_batch, TOKEN, HISTORY_TOKEN), kind)
         index = tl.where(is_first, tl.where(is_in_batch, i_t - back, i_history), index)
         value = tl.where(is_first, previous, value)
-        is_wrong = is_wrong | is_first
+        # Heads from here on hash this token too.
+        m_h = (i_h >= (back - 1) * HEADS)[None, :]
+        head_mixed = tl.where(m_h, mixed[:, None], head_mixed)
+        head_kind = tl.where(m_h, kind[:, None], head_kind)
+        head_index = tl.where(m_h, index[:, None], head_index)
+        head_value = tl.where(m_h, value[:, None], head_value)
+    return head_mixed, head_kind, head_index, head_value
 
+
+@triton.jit
+def hash_rows(
+    i_t, m_t, i_h, p_tokens, p_query_start_loc, p_history, p_constants, R, tokens_per_request,
+    num_steps, vocab_size, eos_token_id,
+    NGRAM: tl.constexpr, HEADS: tl.constexpr, HAS_HISTORY: tl.constexpr,
+):  # fmt: skip
+    """Row ids [BT, BH] of tokens i_t [BT] for heads i_h [BH].
+
+    Returns the ids (PADDING_ID for tokens beyond the last request, WRONG_ID where a token that is
+    hashed lies outside the vocabulary), and kind, index and value of what is wrong there.
+    """
+    NUM_HEADS: tl.constexpr = (NGRAM - 1) * HEADS
+    num_tokens = tl.load(p_query_start_loc + R)
+    # The guess that requests are equally long, as in decoding, lets every load go out at once;
+    # boundaries are searched only where it is wrong.
+    i_r = tl.maximum(tl.minimum(i_t // tokens_per_request, R - 1), 0)
+    start = i_r * tokens_per_request
+    m_r = m_t & (i_r < R)
+    right_start = tl.load(p_query_start_loc + i_r, mask=m_r, other=0)
+    end = tl.load(p_query_start_loc + i_r + 1, mask=m_r, other=0)
+    mixed, kind, index, value = mix_ngrams(
+        i_t, m_t, i_h, i_r, start, p_tokens, p_history, p_constants, R, vocab_size, eos_token_id,
+        NGRAM, HEADS, HAS_HISTORY,
+    )  # fmt: skip
+    m_t = m_t & (i_t < num_tokens)
+    is_missed = m_t & ((right_start != start) | (i_t >= end))
+    if tl.max(is_missed.to(tl.int32), axis=0) > 0:
+        i_r, start = find_requests(i_t, m_t, p_query_start_loc, R, num_steps)
+        mixed, kind, index, value = mix_ngrams(
+            i_t, m_t, i_h, i_r, start, p_tokens, p_history, p_constants, R, vocab_size,
+            eos_token_id, NGRAM, HEADS, HAS_HISTORY,
+        )  # fmt: skip
+
+    m_h = i_h < NUM_HEADS
     p_head = p_constants + NGRAM + i_h
-    offset = tl.load(p_head + NUM_HEADS)
-    row_ids = floor_mod(mixed, tl.load(p_head), tl.load(p_head + 2 * NUM_HEADS)) + offset
-    row_ids = tl.where(is_wrong, WRONG_ID, row_ids)
-    return tl.where(m_row & (i_t < num_tokens), row_ids, PADDING_ID), kind, index, value
+    size = tl.load(p_head, mask=m_h, other=2)[None, :]
+    offset = tl.load(p_head + NUM_HEADS, mask=m_h, other=0)[None, :]
+    reciprocal = tl.load(p_head + 2 * NUM_HEADS, mask=m_h, other=0)[None, :]
+    row_ids = floor_mod(mixed, size, reciprocal) + offset
+    row_ids = tl.where(kind > 0, WRONG_ID, row_ids)
+    return tl.where(m_t[:, None] & m_h[None, :], row_ids, PADDING_ID), kind, index, value
 
 
-@triton.jit(do_not_specialize=["p_tokens", "p_query_start_loc", "p_history", "T", "R", "num_steps",
-                               "vocab_size", "eos_token_id"])  # fmt: skip
+@triton.jit
+def tokens_and_heads(T, NUM_HEADS: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr):
+    """This program's tokens and heads, and the flat places of its rows (-1 where there is none).
+
+    Programs go through all tokens before the next block of heads, whose rows lie elsewhere in
+    the table.
+    """
+    num_blocks = (T + BT - 1) // BT
+    i_p = tl.program_id(0)
+    i_t = (i_p % num_blocks) * BT + tl.arange(0, BT)
+    i_h = (i_p // num_blocks) * BH + tl.arange(0, BH)
+    i_row = i_t.to(tl.int64)[:, None] * NUM_HEADS + i_h[None, :]
+    m_row = (i_t < T)[:, None] & (i_h < NUM_HEADS)[None, :]
+    return i_t, i_h, tl.where(m_row, i_row, -1)
+
+
+@triton.jit(do_not_specialize=["p_tokens", "p_query_start_loc", "p_history", "T", "R",
+                               "tokens_per_request", "num_steps", "vocab_size",
+                               "eos_token_id"])  # fmt: skip
 def ngram_ids_kernel(
     p_tokens, p_query_start_loc, p_history, p_constants, p_error, p_out,
-    T: tl.int64, R: tl.int64, num_steps: tl.int64, vocab_size: tl.int64, eos_token_id: tl.int64,
+    T: tl.int32, R: tl.int32, tokens_per_request: tl.int32, num_steps: tl.int32,
+    vocab_size: tl.int64, eos_token_id: tl.int64,
     NGRAM: tl.constexpr, HEADS: tl.constexpr, HAS_HISTORY: tl.constexpr, HAS_ERROR: tl.constexpr,
-    BR: tl.constexpr,
+    BT: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """Writes BR row ids a program, one after another through tokens and heads."""
-    i_row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
-    m_row = i_row < tl.cast(T, tl.int64) * ((NGRAM - 1) * HEADS)
+    """Writes the ids of BT tokens and BH heads a program."""
+    i_t, i_h, i_row = tokens_and_heads(T, (NGRAM - 1) * HEADS, BT, BH)
     row_ids, kind, index, value = hash_rows(
-        i_row, m_row, p_tokens, p_query_start_loc, p_history, p_constants, R, num_steps,
-        vocab_size, eos_token_id, NGRAM, HEADS, HAS_HISTORY,
+        i_t, i_t < T, i_h, p_tokens, p_query_start_loc, p_history, p_constants, R,
+        tokens_per_request, num_steps, vocab_size, eos_token_id, NGRAM, HEADS, HAS_HISTORY,
     )  # fmt: skip
-    tl.store(p_out + i_row, row_ids, mask=m_row)
+    tl.store(p_out + i_row, row_ids, mask=i_row >= 0)
     if HAS_ERROR:
         report_first(p_error, row_ids == WRONG_ID, kind, index, value)
 
@@ -201,10 +251,12 @@ def ngram_ids(
             a hashed token lies outside the vocabulary.
         error: int64 [4], sticky (see `gramary.ops._triton.sticky_error`); None reports nothing.
     """
-    num_ids = out.numel()
-    if num_ids == 0:
+    num_tokens = token_ids.shape[0]
+    if num_tokens == 0:
         return out
-    ngram_ids_kernel[(triton.cdiv(num_ids, _BLOCK_ROWS),)](
+    num_blocks = triton.cdiv(num_tokens, _BLOCK_TOKENS)
+    BH = triton.next_power_of_2(constants.num_heads)
+    ngram_ids_kernel[(num_blocks,)](
         token_ids,
         query_start_loc,
         token_ids if history is None else history,
@@ -218,12 +270,16 @@ def ngram_ids(
         HEADS=constants.heads_per_ngram,
         HAS_HISTORY=history is not None,
         HAS_ERROR=error is not None,
-        BR=_BLOCK_ROWS,
+        BT=_BLOCK_TOKENS,
+        BH=BH,
     )
     return out
 
 
-def batch_sizes(token_ids: torch.Tensor, query_start_loc: torch.Tensor) -> tuple[int, int, int]:
-    """Returns tokens, requests and the steps of a binary search for a request."""
-    num_requests = query_start_loc.shape[0] - 1
-    return token_ids.shape[0], num_requests, max(num_requests - 1, 0).bit_length()
+def batch_sizes(
+    token_ids: torch.Tensor, query_start_loc: torch.Tensor
+) -> tuple[int, int, int, int]:
+    """Returns tokens, requests, tokens a request by guess, and steps of a binary search."""
+    num_tokens, num_requests = token_ids.shape[0], query_start_loc.shape[0] - 1
+    tokens_per_request = max(1, num_tokens // max(1, num_requests))
+    return num_tokens, num_requests, tokens_per_request, max(0, num_requests - 1).bit_length()

@@ -33,7 +33,10 @@ def load_integers(
     pointers = tl.multiple_of(p_row + index[None, :], [1, ALIGN])
     mask = (address > WRONG_ROW) & (index[None, :] < end)
     fill = tl.where(address == WRONG_ROW, -1, 0).to(p_row.dtype.element_ty)
-    return tl.load(pointers, mask=mask, other=fill, cache_modifier=CACHE)
+    if CACHE == "first":
+        return tl.load(pointers, mask=mask, other=fill, eviction_policy="evict_first")
+    else:
+        return tl.load(pointers, mask=mask, other=fill, cache_modifier=CACHE)
 
 
 @triton.jit
