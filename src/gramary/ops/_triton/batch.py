@@ -9,7 +9,7 @@ import triton.language as tl
 
 
 @triton.jit
-def load_count(p_count, limit: tl.constexpr):
+def load_count(p_count, limit):
     """The live number at p_count, held between 0 and what was planned for."""
     return tl.minimum(tl.maximum(tl.load(p_count), 0), limit)
 
@@ -27,16 +27,18 @@ def load_request(i_r, p_query_start_loc, p_slot_ids, num_seqs, num_tokens, num_s
 
 
 @triton.jit
-def find_request(o_t, m_t, p_query_start_loc, num_seqs, STEPS: tl.constexpr):
+def find_request(o_t, m_t, p_query_start_loc, num_seqs):
     """The last of num_seqs requests that starts at or before each token, else 0; by bisection."""
     low = o_t * 0
     high = low + tl.maximum(num_seqs - 1, 0)
-    for _ in tl.static_range(STEPS):
+    span = num_seqs
+    while span > 1:
         middle = (low + high + 1) // 2
         begin = tl.load(p_query_start_loc + middle, mask=m_t, other=0)
         is_before = begin <= o_t
         low = tl.where(is_before, middle, low)
         high = tl.where(is_before, high, middle - 1)
+        span = (span + 1) // 2
     return low
 
 

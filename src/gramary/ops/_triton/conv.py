@@ -79,9 +79,9 @@ def convolve(taps, ring, n, K: tl.constexpr, dtype: tl.constexpr):
 @triton.jit
 def conv_kernel(
     p_residual, p_value, p_u_norm, p_conv_weight, p_num_tokens, p_scratch, p_out,
-    value_stride,
-    T: tl.constexpr, S: tl.constexpr, H: tl.constexpr, K: tl.constexpr, DILATION: tl.constexpr,
-    FLAGS_AT: tl.constexpr, ADD: tl.constexpr,
+    value_stride, T, flags_at,
+    S: tl.constexpr, H: tl.constexpr, K: tl.constexpr, DILATION: tl.constexpr,
+    ADD: tl.constexpr,
     BC: tl.constexpr, WALK: tl.constexpr, UNROLL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Writes the outputs of the body tokens of one chain of WALK tokens, along BC channels."""
@@ -110,7 +110,7 @@ def conv_kernel(
         )
         halo = halo + (g, r, v)
     o_t = first + tl.arange(0, WALK) * DILATION
-    if tl.max(tl.load(p_scratch + FLAGS_AT + o_t, mask=o_t < num_tokens, other=0)) == 0:
+    if tl.max(tl.load(p_scratch + flags_at + o_t, mask=o_t < num_tokens, other=0)) == 0:
         return
     ring = ()
     for i in tl.static_range(K - 1):
@@ -123,7 +123,7 @@ def conv_kernel(
             t = base + i * DILATION
             m_t = t < num_tokens
             g, r = load_gates(p_scratch, t, i_s, m_t, S)
-            is_body = tl.load(p_scratch + FLAGS_AT + t, mask=m_t, other=0) != 0
+            is_body = tl.load(p_scratch + flags_at + t, mask=m_t, other=0) != 0
             v = tl.load(
                 p_value + tl.cast(t, tl.int64) * value_stride + o_h, mask=m_h & m_t, other=0.0
             )

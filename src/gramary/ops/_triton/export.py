@@ -53,9 +53,8 @@ def export_status(
 def export_kernel(
     p_value, p_u_norm, p_query_start_loc, p_start_positions, p_slot_ids, p_num_seqs, p_num_tokens,
     p_state, p_scratch, p_offsets, p_slots, p_status,
-    value_stride, slot_stride, num_slots, num_entries, has_status,
-    T: tl.constexpr, R: tl.constexpr, S: tl.constexpr, H: tl.constexpr,
-    STATE_LENGTH: tl.constexpr, CAPACITY: tl.constexpr, HISTORY_AT: tl.constexpr,
+    value_stride, slot_stride, num_slots, T, R, history_at, num_entries, has_status,
+    S: tl.constexpr, H: tl.constexpr, STATE_LENGTH: tl.constexpr, CAPACITY: tl.constexpr,
     IS_DECODE: tl.constexpr, BC: tl.constexpr, BQ: tl.constexpr, BE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -111,7 +110,7 @@ def export_kernel(
         is_run = is_kept & (distance <= offset)
         is_older = is_kept & (distance > offset)
         age = tl.where(is_older, STATE_LENGTH + offset - distance, 0).to(tl.int64)
-        p_history = (p_scratch + HISTORY_AT).to(tl.pointer_type(dtype))
+        p_history = (p_scratch + history_at).to(tl.pointer_type(dtype))
         p_history += i_r.to(tl.int64) * (STATE_LENGTH * C)
         older = tl.load(p_history + age[:, None] * C + o_c, mask=is_older[:, None] & m_h, other=0.0)
         t = begin + offset - distance

@@ -53,8 +53,8 @@ def reduce_row(k, q, v, w_k, w_q, eps, H: tl.constexpr, NB: tl.constexpr):
         qq = tl.fma(x_q, x_q, qq)
     # One reduction for both sums: its barrier is what a short batch waits for.
     sum_k, sum_q = tl.split(tl.sum(tl.join(kk, qq), axis=1))
-    r_k = tl.rsqrt(tl.div_rn(sum_k, H * 1.0) + eps)[:, None]
-    r_q = tl.rsqrt(tl.div_rn(sum_q, H * 1.0) + eps)[:, None]
+    r_k = tl.rsqrt(sum_k * (1.0 / H) + eps)[:, None]
+    r_q = tl.rsqrt(sum_q * (1.0 / H) + eps)[:, None]
     dots = tl.zeros(k[0].shape, tl.float32)
     for i in tl.static_range(NB):
         n_k = (widen(k[i]) * r_k * (1.0 + widen(w_k[i]))).to(dtype)
@@ -65,19 +65,19 @@ def reduce_row(k, q, v, w_k, w_q, eps, H: tl.constexpr, NB: tl.constexpr):
     for i in tl.static_range(NB):
         u = widen(g[:, None] * v[i])
         uu = tl.fma(u, u, uu)
-    r = tl.rsqrt(tl.div_rn(tl.sum(uu, axis=1), H * 1.0) + eps)
+    r = tl.rsqrt(tl.sum(uu, axis=1) * (1.0 / H) + eps)
     return g, r
 
 
 @triton.jit
 def gate(dot, H: tl.constexpr, dtype: tl.constexpr):
     """g = sigmoid(sign(d) * sqrt(max(|d|, 1e-6))) of d = dot / sqrt(H), rounded as the model."""
-    ROOT_H: tl.constexpr = H**0.5
-    d = tl.div_rn(dot.to(dtype).to(tl.float32), ROOT_H).to(dtype).to(tl.float32)
+    ONE_OVER_ROOT_H: tl.constexpr = H**-0.5
+    d = (dot.to(dtype).to(tl.float32) * ONE_OVER_ROOT_H).to(dtype).to(tl.float32)
     magnitude = tl.abs(d)
     # A comparison that lets NaN through, unlike the maximum.
     magnitude = tl.where(magnitude < 1e-6, 1e-6, magnitude).to(dtype).to(tl.float32)
-    root = tl.sqrt_rn(magnitude).to(dtype).to(tl.float32)
+    root = tl.sqrt(magnitude).to(dtype).to(tl.float32)
     sign = tl.where(d < 0, -1.0, tl.where(d > 0, 1.0, 0.0))
     return sigmoid(sign * root).to(dtype)
 
@@ -86,42 +86,43 @@ def gate(dot, H: tl.constexpr, dtype: tl.constexpr):
 def gate_kernel(
     p_residual, p_key, p_value, p_k_norm, p_q_norm,
     p_query_start_loc, p_slot_ids, p_num_seqs, p_num_tokens, p_scratch,
-    key_stride, value_stride, num_slots, eps,
-    T: tl.constexpr, R: tl.constexpr, S: tl.constexpr, H: tl.constexpr,
-    STATE_LENGTH: tl.constexpr, FLAGS_AT: tl.constexpr, STEPS: tl.constexpr,
-    BT: tl.constexpr, BH: tl.constexpr, NB: tl.constexpr, PDL: tl.constexpr,
+    key_stride, value_stride, num_slots, T, R, flags_at, eps,
+    S: tl.constexpr, H: tl.constexpr, STATE_LENGTH: tl.constexpr,
+    BT: tl.constexpr, STRIDE: tl.constexpr, BH: tl.constexpr, NB: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Writes g and r of BT tokens of one stream, and whether each token is a body token.
+    """Writes g and r of STRIDE tokens of one stream, BT at a time, and which are body tokens.
 
     A body token has all its taps inside this run: it is of a live request and at least
     STATE_LENGTH tokens behind that request's first one.
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
-    pid = tl.program_id(0)
-    i_s = pid % S
-    o_t = pid // S * BT + tl.arange(0, BT)
+    i_s = tl.program_id(0) % S
+    first = tl.program_id(0) // S * STRIDE
     num_seqs = load_count(p_num_seqs, R)
     num_tokens = load_count(p_num_tokens, T)
-    if pid // S * BT >= num_tokens:
+    if first >= num_tokens:
         return
-    m_t = o_t < num_tokens
-    row = o_t.to(tl.int64)
-    o_row = row * (S * H) + i_s * H
-    k = load_blocks(p_key + row * key_stride + i_s * H, m_t, H, BH, NB)
-    q = load_blocks(p_residual + o_row, m_t, H, BH, NB)
-    v = load_blocks(p_value + row * value_stride, m_t, H, BH, NB)
     w_k = load_weights(p_k_norm + i_s * H, H, BH, NB)
     w_q = load_weights(p_q_norm + i_s * H, H, BH, NB)
-    if i_s == 0:
-        i_r = find_request(o_t, m_t, p_query_start_loc, num_seqs, STEPS)
-        begin = tl.load(p_query_start_loc + i_r, mask=m_t, other=0)
-        end = tl.load(p_query_start_loc + i_r + 1, mask=m_t, other=0)
-        slot = tl.load(p_slot_ids + i_r, mask=m_t & (num_seqs > 0), other=-1)
-        is_live = (slot >= 0) & (slot < num_slots) & (o_t >= begin) & (o_t < end)
-        is_body = is_live & (o_t - begin >= STATE_LENGTH)
-        tl.store(p_scratch + FLAGS_AT + row, is_body.to(tl.uint8), mask=m_t)
-    g, r = reduce_row(k, q, v, w_k, w_q, eps, H, NB)
-    p_gates = p_scratch.to(tl.pointer_type(tl.float32)) + (row * S + i_s) * 2
-    tl.store(p_gates, g.to(tl.float32), mask=m_t)
-    tl.store(p_gates + 1, r, mask=m_t)
+    for base in range(first, tl.minimum(first + STRIDE, num_tokens), BT):
+        o_t = base + tl.arange(0, BT)
+        m_t = o_t < num_tokens
+        row = o_t.to(tl.int64)
+        k = load_blocks(p_key + row * key_stride + i_s * H, m_t, H, BH, NB)
+        q = load_blocks(p_residual + row * (S * H) + i_s * H, m_t, H, BH, NB)
+        v = load_blocks(p_value + row * value_stride, m_t, H, BH, NB)
+        if i_s == 0:
+            # Looked up while the rows above are on their way.
+            i_r = find_request(o_t, m_t, p_query_start_loc, num_seqs)
+            begin = tl.load(p_query_start_loc + i_r, mask=m_t, other=0)
+            end = tl.load(p_query_start_loc + i_r + 1, mask=m_t, other=0)
+            slot = tl.load(p_slot_ids + i_r, mask=m_t & (num_seqs > 0), other=-1)
+            is_live = (slot >= 0) & (slot < num_slots) & (o_t >= begin) & (o_t < end)
+            is_body = is_live & (o_t - begin >= STATE_LENGTH)
+            tl.store(p_scratch + flags_at + row, is_body.to(tl.uint8), mask=m_t)
+        g, r = reduce_row(k, q, v, w_k, w_q, eps, H, NB)
+        p_gates = p_scratch.to(tl.pointer_type(tl.float32)) + (row * S + i_s) * 2
+        tl.store(p_gates, g.to(tl.float32), mask=m_t)
+        tl.store(p_gates + 1, r, mask=m_t)

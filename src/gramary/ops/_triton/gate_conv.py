@@ -109,20 +109,14 @@ def prepare(caps: Caps, tuning: Tuning | None = None) -> Prepared:
 
 
 def constants_of(caps: Caps) -> dict[str, Any]:
-    """Returns what every kernel of a plan may know when it is compiled."""
-    layout = ScratchLayout.of(caps)
+    """Returns what a kernel may know when it is compiled: nothing of a batch's size."""
     return {
-        "T": caps.max_tokens,
-        "R": caps.max_seqs,
         "S": caps.streams,
         "H": caps.hidden_size,
         "K": caps.kernel_size,
         "DILATION": caps.dilation,
         "STATE_LENGTH": caps.state_length,
         "CAPACITY": caps.state_capacity,
-        "FLAGS_AT": layout.flags_at,
-        "HISTORY_AT": layout.history_at,
-        "STEPS": (caps.max_seqs - 1).bit_length(),
         "IS_DECODE": caps.mode == "decode",
         # Launches overlap from Hopper on: a kernel is set up while the one before it ends.
         "PDL": caps.device.type == "cuda" and torch.cuda.get_device_capability(caps.device) >= (9,),
@@ -131,16 +125,15 @@ def constants_of(caps: Caps) -> dict[str, Any]:
 
 def pins_of(caps: Caps, is_aligned: bool) -> dict[str, Any]:
     """Returns stand-ins for every run-time parameter, of which Triton learns no more than that."""
-    names = [*TENSORS, *INTEGERS]
     tensors: dict[str, Any] = {
         name: PinnedTensor(INTEGERS.get(name, caps.dtype), is_aligned and name not in INTEGERS)
-        for name in names
+        for name in (*TENSORS, *INTEGERS)
     }
     tensors["p_scratch"] = PinnedTensor(torch.uint8, True)
     strides = dict.fromkeys(STRIDES, WIDE if is_aligned else WIDE + 1)
-    return (
-        tensors | strides | {"num_slots": WIDE + 1, "num_entries": 3, "has_status": 3, "eps": 0.5}
-    )
+    parts = dict.fromkeys(("flags_at", "history_at"), WIDE)
+    sizes = dict.fromkeys(("T", "R", "num_entries", "has_status"), 3)
+    return tensors | strides | parts | sizes | {"num_slots": WIDE + 1, "eps": 0.5}
 
 
 def run(binding: Binding, eps: float) -> None:
@@ -179,8 +172,14 @@ def values_of(binding: Binding) -> dict[str, Any]:
     values: dict[str, Any] = {name: getattr(binding, field) for name, field in TENSORS.items()}
     for name, field in STRIDES.items():
         values[name] = getattr(binding, field).stride(0)
-    values["num_slots"] = binding.conv_state.shape[0]
-    return values
+    layout = ScratchLayout.of(binding.caps)
+    return values | {
+        "num_slots": binding.conv_state.shape[0],
+        "T": binding.caps.max_tokens,
+        "R": binding.caps.max_seqs,
+        "flags_at": layout.flags_at,
+        "history_at": layout.history_at,
+    }
 
 
 def is_aligned(binding: Binding) -> bool:

@@ -57,6 +57,7 @@ class Kernel:
         *,
         num_warps: int,
         grid: int = 0,
+        **options: Any,
     ) -> Kernel:
         """Compiles a kernel for the current device and loads it there.
 
@@ -66,6 +67,7 @@ class Kernel:
             constants: a value for each constexpr parameter, by name; others are ignored.
             num_warps: warps of a program.
             grid: programs of a launch, if they are known.
+            **options: further options of the compiler.
         """
         names = list(function.arg_names)
         chosen = {name: constants[name] for name in names if name in constants}
@@ -80,6 +82,7 @@ class Kernel:
                 # A product is rounded before it is added to, as in the model.
                 enable_fp_fusion=False,
                 **({"launch_pdl": True} if chosen["PDL"] else {}),
+                **options,
             )
             compiled._init_handles()
         return cls(function, parameters, chosen, grid, compiled)

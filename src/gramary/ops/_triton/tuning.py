@@ -23,7 +23,8 @@ class Tuning:
     Attributes:
         step_block: channels in one block of a row in a decode step; a power of two, as all here.
         step_warps: warps of its programs.
-        gate_tokens: tokens a program of the gates has.
+        gate_tokens: tokens that a program of the gates has at a time.
+        gate_stride: tokens that it has in all.
         gate_block: channels in one block of a row.
         gate_warps: warps of its programs.
         conv_channels: channels along which a chain of tokens is walked.
@@ -40,6 +41,7 @@ class Tuning:
     step_block: int
     step_warps: int
     gate_tokens: int
+    gate_stride: int
     gate_block: int
     gate_warps: int
     conv_channels: int
@@ -67,9 +69,10 @@ class Tuning:
             ),
             "gate_kernel": Launch(
                 self.gate_warps,
-                ceil_div(caps.max_tokens, self.gate_tokens) * S,
+                ceil_div(caps.max_tokens, self.gate_stride) * S,
                 {
                     "BT": self.gate_tokens,
+                    "STRIDE": self.gate_stride,
                     "BH": self.gate_block,
                     "NB": ceil_div(H, self.gate_block),
                 },
@@ -98,9 +101,10 @@ class Tuning:
         conv_channels = block_of(H, 512)
         is_interpreted = caps.device.type == "cpu"
         return cls(
-            step_block=block_of(H, 8192),
-            step_warps=warps_of(block_of(H, 8192), most=16),
-            gate_tokens=16 if is_interpreted else 2,
+            step_block=max(128, 1 << (H - 1).bit_length()),
+            step_warps=warps_of(1 << (H - 1).bit_length(), most=32),
+            gate_tokens=16 if is_interpreted else 1,
+            gate_stride=16 if is_interpreted else 4,
             gate_block=block_of(H, 512),
             gate_warps=warps_of(block_of(H, 512), most=2),
             conv_channels=conv_channels,
@@ -121,12 +125,14 @@ def ceil_div(size: int, block: int) -> int:
 
 
 def block_of(size: int, most: int) -> int:
-    """Returns the power of two from 128 to `most` whose blocks cover `size` with the least waste.
+    """Returns the power of two from 128 to `most` whose blocks cover `size` well.
 
-    Of those with equal waste, the largest; 2560 gives 512.
+    That is the largest that wastes an eighth or less, else the least wasteful; 2560 gives 512.
     """
     powers = [1 << bits for bits in range(7, most.bit_length())]
-    return min(powers, key=lambda block: (ceil_div(size, block) * block, -block))
+    waste = {power: ceil_div(size, power) * power - size for power in powers}
+    good = [power for power in powers if 8 * waste[power] <= size]
+    return max(good) if good else min(powers, key=lambda power: (waste[power], -power))
 
 
 def warps_of(block: int, *, most: int) -> int:

@@ -25,9 +25,9 @@ def head_kernel(
     p_residual, p_value, p_u_norm, p_conv_weight,
     p_query_start_loc, p_start_positions, p_slot_ids, p_num_seqs, p_num_tokens,
     p_state, p_scratch, p_out,
-    value_stride, slot_stride, num_slots,
-    T: tl.constexpr, R: tl.constexpr, S: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
-    DILATION: tl.constexpr, CAPACITY: tl.constexpr, HISTORY_AT: tl.constexpr,
+    value_stride, slot_stride, num_slots, T, R, history_at,
+    S: tl.constexpr, H: tl.constexpr, K: tl.constexpr, DILATION: tl.constexpr,
+    CAPACITY: tl.constexpr,
     ADD: tl.constexpr, BC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Outputs of a request's head tokens, its saved input history, and its window."""
@@ -62,7 +62,7 @@ def head_kernel(
     p_slot = p_state + slot * slot_stride + o_c
     w_u = 1.0 + widen(tl.load(p_u_norm + o_c, mask=m_h, other=0.0))
 
-    p_history = p_scratch + HISTORY_AT
+    p_history = p_scratch + history_at
     p_history = p_history.to(tl.pointer_type(dtype)) + i_r.to(tl.int64) * (STATE_LENGTH * C) + o_c
     ring = ()
     for i in tl.static_range(K - 1):
