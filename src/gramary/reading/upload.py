@@ -36,8 +36,8 @@ from gramary.tiers.staging import Staging
 
 logger = logging.getLogger("gramary")
 
-NUM_SLOTS = 8
-SLOT_BYTES = 4 << 20
+NUM_SLOTS = 4
+SLOT_BYTES = 8 << 20
 
 # Rows of the batches that are timed to find out from where on threads are faster.
 MEASURED_ROWS = (256, 1024, 4096, 16384)
