@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gramary import Batch, HashSpec, Table
+from gramary import Batch, HashSpec, Settings, Table
 from gramary.codecs import encode_rows
 
 
@@ -28,13 +28,22 @@ def make_spec(*, ngram_size: int = 3, ple_index: int = 0) -> HashSpec:
     )
 
 
-def make_table(codec: str = "fp8", **geometry: int) -> Table:
-    """Returns a host table of random rows."""
+def make_table(
+    codec: str = "fp8",
+    *,
+    placement: str = "host",
+    device: str = "cpu",
+    settings: Settings | None = None,
+    **geometry: int,
+) -> Table:
+    """Returns a table of random rows, on the host of a CPU unless told otherwise."""
     spec = make_spec(**geometry)
     generator = torch.Generator().manual_seed(spec.ple_index)
     values = torch.randn(spec.num_rows, spec.row_dim, generator=generator)
     rows, encoded = encode_rows(codec, values)
-    table = Table.empty(spec, encoded, placement="host", num_shards=1)
+    table = Table.empty(
+        spec, encoded, placement=placement, device=device, settings=settings, num_shards=1
+    )
     table.load_shard(0, rows)
     table.finish_loading()
     return table
