@@ -1,5 +1,7 @@
 #include "disk/cached_pass.hpp"
 
+#include <algorithm>
+
 #include "base/thread_pool.hpp"
 #include "disk/aligned_buffer.hpp"
 #include "disk/positioned_read.hpp"
@@ -28,11 +30,15 @@ bool CachedPass::try_sample(ReadTask& task) {
 }
 
 void CachedPass::try_all(ReadTask& task) {
-    ThreadPool::shared().parallel_for(static_cast<std::int64_t>(task.reads().size()), kGrain,
-                                      [&](std::int64_t begin, std::int64_t end) {
-                                          try_range(task, static_cast<std::size_t>(begin),
-                                                    static_cast<std::size_t>(end), 1);
-                                      });
+    ThreadPool& pool = ThreadPool::shared();
+    const auto count = static_cast<std::int64_t>(task.reads().size());
+    // Small enough that no thread is waited for long: a read takes microseconds.
+    const std::int64_t share =
+        std::clamp<std::int64_t>(count / (4 * pool.num_threads()), 32, kGrain);
+    pool.parallel_for(
+        count, count > kGrain ? share : kGrain, [&](std::int64_t begin, std::int64_t end) {
+            try_range(task, static_cast<std::size_t>(begin), static_cast<std::size_t>(end), 1);
+        });
 }
 
 void CachedPass::try_range(ReadTask& task, std::size_t begin, std::size_t end, std::size_t step) {

@@ -36,7 +36,7 @@ LayerStore::LayerStore(NgramHasher hasher, std::int64_t num_table_rows, std::int
       disk_(disk) {}
 
 std::optional<StoreFailure> LayerStore::hash(const FlatBatch& batch, std::int64_t* ids,
-                                             ThreadPool& pool) const {
+                                             HotPool& pool) const {
     if (const BatchFault fault = hasher_.check(batch)) {
         return StoreFailure{Failure::token, fault.kind, -1, fault.index};
     }
@@ -59,13 +59,13 @@ std::optional<StoreFailure> LayerStore::check(std::span<const std::int64_t> ids)
 }
 
 std::optional<StoreFailure> LayerStore::gather(std::span<const std::int64_t> ids, std::uint8_t* out,
-                                               ThreadPool& pool) const {
+                                               HotPool& pool) const {
     copy_host_rows(ids, out, pool);
     return disk_.num_rows > 0 ? read_disk_rows(ids, out, pool) : std::nullopt;
 }
 
 void LayerStore::copy_host_rows(std::span<const std::int64_t> ids, std::uint8_t* out,
-                                ThreadPool& pool) const {
+                                HotPool& pool) const {
     const auto width = static_cast<std::size_t>(row_bytes_);
     pool.parallel_for(
         static_cast<std::int64_t>(ids.size()), kGrain, [&](std::int64_t begin, std::int64_t end) {
@@ -88,7 +88,7 @@ void LayerStore::copy_host_rows(std::span<const std::int64_t> ids, std::uint8_t*
 }
 
 std::optional<StoreFailure> LayerStore::read_disk_rows(std::span<const std::int64_t> ids,
-                                                       std::uint8_t* out, ThreadPool& pool) const {
+                                                       std::uint8_t* out, HotPool& pool) const {
     std::vector<std::int64_t> places;
     std::vector<std::int64_t> disk_ids;
     for (std::size_t i = 0; i < ids.size(); ++i) {

@@ -6,9 +6,9 @@
 #include <span>
 #include <vector>
 
-#include "base/thread_pool.hpp"
 #include "disk/disk_reader.hpp"
 #include "hash/ngram_hasher.hpp"
+#include "offload/hot_pool.hpp"
 #include "offload/ring.hpp"
 
 namespace gramary::offload {
@@ -48,7 +48,7 @@ class LayerStore {
 
     // Ids of a batch; a wrong token or history token is a failure whose offset is its index.
     std::optional<StoreFailure> hash(const FlatBatch& batch, std::int64_t* ids,
-                                     ThreadPool& pool) const;
+                                     HotPool& pool) const;
 
     // Looks at the ids of a stream request, which a GPU wrote: the first out of the table fails.
     std::optional<StoreFailure> check(std::span<const std::int64_t> ids) const noexcept;
@@ -56,14 +56,13 @@ class LayerStore {
     // Writes row i to out + i * row_bytes. Disk rows of one call are read together, each distinct
     // block once.
     std::optional<StoreFailure> gather(std::span<const std::int64_t> ids, std::uint8_t* out,
-                                       ThreadPool& pool) const;
+                                       HotPool& pool) const;
 
  private:
     // Copies host rows, clears what lies nowhere here, and leaves disk rows alone.
-    void copy_host_rows(std::span<const std::int64_t> ids, std::uint8_t* out,
-                        ThreadPool& pool) const;
+    void copy_host_rows(std::span<const std::int64_t> ids, std::uint8_t* out, HotPool& pool) const;
     std::optional<StoreFailure> read_disk_rows(std::span<const std::int64_t> ids, std::uint8_t* out,
-                                               ThreadPool& pool) const;
+                                               HotPool& pool) const;
 
     NgramHasher hasher_;
     std::int64_t num_table_rows_;

@@ -23,7 +23,8 @@ RowService::RowService(Region region, std::vector<LayerStore> stores, const Serv
     : region_(std::move(region)),
       stores_(std::move(stores)),
       options_(options),
-      pool_(options.num_threads) {}
+      pool_(options.num_threads,
+            options.poll == Waiter::Kind::sleep ? std::chrono::microseconds(0) : Waiter::kSpin) {}
 
 RowService::~RowService() { stop(); }
 

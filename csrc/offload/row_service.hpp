@@ -4,7 +4,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/thread_pool.hpp"
+#include "offload/hot_pool.hpp"
 #include "offload/layer_store.hpp"
 #include "offload/region.hpp"
 #include "offload/service_script.hpp"
@@ -58,7 +58,7 @@ class RowService {
     Region region_;
     std::vector<LayerStore> stores_;
     ServiceOptions options_;
-    ThreadPool pool_;
+    HotPool pool_;
     ServiceScript script_;
     TraceLog trace_;
     std::uint64_t served_host_ = 0;

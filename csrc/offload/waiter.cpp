@@ -8,17 +8,6 @@ namespace gramary::offload {
 namespace {
 
 using std::chrono::microseconds;
-using std::chrono::milliseconds;
-
-constexpr auto kSpin = milliseconds(2);
-
-void relax() noexcept {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
 
 // A step is a tenth of the idle time, from 20 us to 500 us.
 microseconds step_after(std::chrono::nanoseconds idle) noexcept {
@@ -27,6 +16,14 @@ microseconds step_after(std::chrono::nanoseconds idle) noexcept {
 }
 
 }  // namespace
+
+void relax() noexcept {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
 
 Waiter::Kind Waiter::kind_of(const std::string& name) {
     if (name == "adaptive") return Kind::adaptive;

@@ -4,11 +4,17 @@
 
 namespace gramary::offload {
 
+// Tells the CPU that this thread spins.
+void relax() noexcept;
+
 // How an idle service waits: it spins for a while after the last request, then sleeps in steps
 // that grow, so that a busy decode loop is answered in about a microsecond and an idle process
 // costs next to nothing.
 class Waiter {
  public:
+    // How long a waiter spins before it sleeps.
+    static constexpr std::chrono::milliseconds kSpin{2};
+
     enum class Kind { adaptive, spin, sleep };
 
     static Kind kind_of(const std::string& name);

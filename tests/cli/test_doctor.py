@@ -4,6 +4,7 @@ import errno
 import importlib.metadata
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -137,3 +138,24 @@ def test_without_shared_memory_share_is_a_no(tmp_path: Path) -> None:
     finding = probes._describe_sharing("placements", tmp_path / "nowhere")
     assert finding.answer == "no"
     assert "tmpfs" in finding.remedy
+
+
+@pytest.mark.parametrize("why_not", [None, "the driver lacks them"])
+def test_how_streams_wait_is_told(monkeypatch: pytest.MonkeyPatch, why_not: str | None) -> None:
+    import torch
+
+    name = "gramary.offload.cuda.streams.why_no_memory_operations"
+    monkeypatch.setattr(name, lambda _device: why_not)
+    finding = probes.describe_waiting("GPUs", torch.device("cuda", 0))
+    assert finding.answer == ("no" if why_not else "yes")
+    assert ("newer driver" in finding.remedy) == bool(why_not)
+    assert why_not is None or why_not in finding.detail
+
+
+def test_streams_without_cuda_bindings_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    finding = probes.describe_waiting("GPUs", torch.device("cuda", 0))
+    assert finding.answer == "no"
+    assert "gramary[cuda]" in finding.remedy

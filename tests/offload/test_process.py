@@ -94,7 +94,8 @@ def test_the_worker_ends_with_its_engine() -> None:
     engine.kill()
     engine.wait()
     engine.stdout.close()
-    deadline = time.monotonic() + 5
+    # A busy machine takes its time to end a process; one that stays is what fails.
+    deadline = time.monotonic() + 30
     while is_alive(worker) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not is_alive(worker)

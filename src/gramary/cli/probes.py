@@ -13,11 +13,15 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gramary.errors import GramaryError
 from gramary.machine import read_host_room, read_huge_pages, read_numa_nodes
 from gramary.placement_grammar import format_bytes
 from gramary.settings import Settings
+
+if TYPE_CHECKING:
+    import torch
 
 YES, NO, UNKNOWN, FACT = "yes", "no", "unknown", ""
 
@@ -206,8 +210,24 @@ def probe_gpus(settings: Settings) -> Iterator[Finding]:
             f"{format_bytes(free)} of {format_bytes(total)} free"
         )
         yield Finding(section, f"cuda:{index}", YES, detail)
+        yield describe_waiting(section, torch.device("cuda", index))
     if settings.pin_host:
         yield Finding(section, "reads host rows", *_describe_registration())
+
+
+def describe_waiting(section: str, device: torch.device) -> Finding:
+    """Returns how a connector's requests wait on a device's streams, inside CUDA graphs too."""
+    name = f"stream waits, {device}"
+    try:
+        from gramary.offload.cuda.streams import why_no_memory_operations
+
+        why_not = why_no_memory_operations(device)
+    except GramaryError as error:
+        return Finding(section, name, NO, str(error), PACKAGES["cuda-bindings"])
+    if why_not is None:
+        return Finding(section, name, YES, "stream memory operations")
+    remedy = "a newer driver has stream memory operations; until then a tiny kernel waits"
+    return Finding(section, name, NO, why_not, remedy)
 
 
 def _describe_registration() -> tuple[str, str, str]:
