@@ -179,7 +179,7 @@ def make_case(
         cache="cold",
         cache_note="each call has its own uniform random tokens; L2 is overwritten before a replay",
         targets={"one launch": TARGETS[name]} if has_target else {},
-        before=lambda: flush.zero_() and None,
+        before=lambda: (flush.zero_(), None)[1],
         timer=CudaGraphTimer(calls=num_calls, replays=1),
         num_samples=25,
     )

@@ -236,7 +236,7 @@ def make_export_case(rate: float) -> Case:
     binding = bind("mixed", 64, 128, 0, start=0)
     device = binding.caps.device
     offsets = (torch.arange(64, device=device) * 2 + 1).to(torch.int32)
-    slots = torch.arange(64, device=device) + 64
+    slots = torch.arange(64, device=device) + 65
     slots[-1] = 0
     status = torch.full((64,), -1, dtype=torch.int32, device=device)
     columns = binding.caps.state_length
