@@ -259,8 +259,10 @@ def decode_case(
     return case, closing
 
 
-def request_to_rows_case(table: Table, num_tokens: int, parameters: dict[str, Any]) -> Case:
-    """Returns the case from a host batch to decoded rows on the GPU, nothing hidden."""
+def request_to_rows_case(
+    table: Table, num_tokens: int, parameters: dict[str, Any]
+) -> tuple[Case, Connector]:
+    """Returns the case from a host batch to decoded rows, nothing hidden, and what to close."""
     connector = Connector(
         table, max_tokens=num_tokens, settings=settings(force_doorbell=True, poll="spin")
     )
@@ -290,7 +292,7 @@ def request_to_rows_case(table: Table, num_tokens: int, parameters: dict[str, An
             raise AssertionError("the ways differ")
         return rung.numel()
 
-    return Case(
+    case = Case(
         name=f"request to decoded rows, {num_tokens} tokens",
         parameters={**parameters, "tokens": num_tokens, "target_us": 1600},
         candidates={"the GPU reads host rows": read_itself, "connector, host lane": ring},
@@ -302,6 +304,7 @@ def request_to_rows_case(table: Table, num_tokens: int, parameters: dict[str, An
         timer=CpuTimer(once=True),
         num_samples=25,
     )
+    return case, connector
 
 
 def write_folder(path: Path, base: int) -> Path:
@@ -366,7 +369,9 @@ def build(smoke: bool) -> Iterator[Case | MeasuredCase]:
             case, closing = decode_case(ways | disk_way, num_requests, parameters)
             with closing:
                 yield case
-        yield request_to_rows_case(host, tokens, parameters)
+        case, connector = request_to_rows_case(host, tokens, parameters)
+        with connector:
+            yield case
         for name, table in (("host", host), ("disk", disk)):
             prefill = Prefill(table, tokens, chunks, layers)
             yield prefill.case(f"idle a chunk, table on {name}", parameters, repeats)
