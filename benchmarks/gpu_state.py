@@ -275,6 +275,9 @@ def make_export_case(rate: float) -> Case:
         return exported.numel()
 
     num_bytes = 2 * 64 * binding.caps.channels * (columns + binding.caps.state_capacity)
+    # The same bytes by one plain copy.
+    source = torch.empty(num_bytes // 2, dtype=torch.uint8, device=device)
+    copied = torch.empty_like(source)
     return Case(
         name="export_checkpoint, 64 requests of 128 tokens",
         parameters={
@@ -283,8 +286,8 @@ def make_export_case(rate: float) -> Case:
             "offsets": "1, 3, ... 127",
             "limit_us": EXPORT_LIMIT_US,
         },
-        candidates={"export_checkpoint": export},
-        baseline="export_checkpoint",
+        candidates={"export_checkpoint": export, "copy": lambda: copied.copy_(source)},
+        baseline="copy",
         check=check,
         checked="all written; four of the windows against a reference run that ends there",
         moved_bytes=num_bytes,
