@@ -155,7 +155,11 @@ def make_case(
     name = f"{place.name} {num_tokens}"
     has_target = peer is not None and name in TARGETS
     moved_bytes = num_tokens * place.spec.num_heads * (FP8.row_bytes + 2 * FP8.row_dim)
-    flush = torch.empty(FLUSH_BYTES if device == "cuda" else 1, dtype=torch.uint8, device=device)
+    buffer = torch.empty(FLUSH_BYTES if device == "cuda" else 1, dtype=torch.uint8, device=device)
+
+    def overwrite_cache() -> None:
+        buffer.zero_()
+
     return Case(
         name=f"{name} tokens",
         parameters={
@@ -179,7 +183,7 @@ def make_case(
         cache="cold",
         cache_note="each call has its own uniform random tokens; L2 is overwritten before a replay",
         targets={"one launch": TARGETS[name]} if has_target else {},
-        before=lambda: (flush.zero_(), None)[1],
+        before=overwrite_cache,
         timer=CudaGraphTimer(calls=num_calls, replays=1),
         num_samples=25,
     )

@@ -47,7 +47,7 @@ def assert_fenced(ptx):
     assert any("st.global" in line for line in lines[fence:])
 
 
-hashed = {"NGRAM": 3, "HEADS": 8, "HAS_HISTORY": True, "BR": 128}
+hashed = {"NGRAM": 3, "HEADS": 8, "HAS_HISTORY": True, "BT": 8, "BH": 16}
 for num_layers in (0, 2):
     ptx = compile_kernel(request_kernel, hashed | {"NUM_LAYERS": num_layers})
     if num_layers:
@@ -55,7 +55,7 @@ for num_layers in (0, 2):
 for codec in (Codec("fp8", 160, 0.5), Codec("nvfp4", 160, 0.5)):
     form = Format.of(codec, torch.empty(1, 160, dtype=torch.bfloat16), 0)
     for is_staged, is_stream in ((False, True), (True, False)):
-        tile = tile_for(1, reads_host=True).constants(form)
+        tile = tile_for(1).constants(form)
         flags = {"IS_STREAM": is_stream, "HAS_IDS": is_stream, "IS_STAGED": is_staged,
                  "RELEASES": True}
         ptx = compile_kernel(take_kernel, flags | form.constants() | tile, tile["num_warps"])

@@ -49,12 +49,12 @@ def compile_kernel(kernel, constants, out_type, num_warps):
 compile_kernel(ngram_ids_kernel, {**HASH, "HAS_ERROR": True, "BT": 8, "BH": 16}, "i64", 4)
 codecs = [Codec("fp8", 160, 0.5), Codec("nvfp4", 160, 0.5), Codec("bf16", 160), Codec("fp32", 10)]
 for codec in codecs if capability >= 90 else codecs[:1]:
-    for dtype in (torch.bfloat16, torch.uint8):
+    is_whole = capability >= 90 and codec.name != "fp32"
+    for dtype in (torch.bfloat16, torch.uint8) if is_whole else (torch.bfloat16,):
         width = codec.row_dim if dtype.is_floating_point else codec.row_bytes
         form = Format.of(codec, torch.empty(1, width, dtype=dtype), 0)
-        tile = tile_for(1)
-        shape = {"BT": tile.tokens, "BH": tile.heads, "BR": tile.rows, **tile.constants(form)}
-        constants = {**HASH, **form.constants(), **shape, "HAS_POSITIONS": True}
+        tile = tile_for(1 << 20)
+        constants = {**HASH, **form.constants(), **tile.constants(form), "HAS_POSITIONS": True}
         kernels = [embed_kernel]
         if codec.name == "fp8":
             kernels += [lookup_kernel, decode_kernel]

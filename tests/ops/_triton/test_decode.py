@@ -3,7 +3,7 @@
 import embed_truth
 import pytest
 import torch
-from embed_stage import DEVICE, DTYPES, fresh, on_device, random_table
+from embed_stage import DEVICE, DTYPES, TILE, fresh, on_device, random_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +29,7 @@ def width(codec: Codec, dtype: torch.dtype) -> int:
     return codec.row_bytes if dtype == torch.uint8 else codec.row_dim
 
 
-def check(codec: Codec, rows: torch.Tensor, dtype: torch.dtype, tile: Tile | None = None) -> None:
+def check(codec: Codec, rows: torch.Tensor, dtype: torch.dtype, tile: Tile | None = TILE) -> None:
     """Raises where decoding `rows` does not give the reference's bits."""
     out = fresh((rows.shape[0], width(codec, dtype)), dtype)
     assert decode(rows.to(DEVICE), codec, out, tile=tile) is out
@@ -39,14 +39,14 @@ def check(codec: Codec, rows: torch.Tensor, dtype: torch.dtype, tile: Tile | Non
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", CODECS)
 def test_random_rows_of_every_codec(name: str, dtype: torch.dtype):
-    for num_rows in (1, 35):
+    for num_rows in (1, 21):
         check(CODECS[name], random_table(CODECS[name], num_rows, seed=num_rows), dtype)
 
 
 @pytest.mark.parametrize("num_rows", [63, 129])
 def test_many_rows(num_rows: int):
     codec = Codec("fp8", 12, 0.5)
-    check(codec, random_table(codec, num_rows), torch.bfloat16)
+    check(codec, random_table(codec, num_rows), torch.bfloat16, tile=None)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
@@ -66,7 +66,7 @@ def test_all_codes_and_block_scales_of_nvfp4(dtype: torch.dtype, scale: float):
     check(Codec("nvfp4", 16, scale), torch.cat([codes.expand(256, 8), block_scales], 1), dtype)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     name=st.sampled_from(sorted(CODECS)),
     row_dim=st.integers(1, 70),
@@ -81,12 +81,10 @@ def test_any_row_width(name: str, row_dim: int, num_rows: int, dtype: torch.dtyp
     check(codec, random_table(codec, num_rows, seed), dtype)
 
 
-@pytest.mark.parametrize(
-    "tile", [(1, 16, 2, 1), (1, 1, 32, 1), (8, 16, 4, 8), (2, 4, 8, 4)], ids=str
-)
+@pytest.mark.parametrize("tile", [(1, 32, 1), (2, 2, 1), (128, 4, 8)], ids=str)
 @pytest.mark.parametrize("name", CODECS)
-def test_the_tile_does_not_change_the_result(name: str, tile: tuple[int, int, int, int]):
-    check(CODECS[name], random_table(CODECS[name], 37), torch.bfloat16, Tile(*tile))
+def test_the_tile_does_not_change_the_result(name: str, tile: tuple[int, int, int]):
+    check(CODECS[name], random_table(CODECS[name], 5), torch.bfloat16, Tile(*tile))
 
 
 @pytest.mark.parametrize("name", CODECS)
@@ -111,7 +109,8 @@ def test_scattered_rows(dtype: torch.dtype, position_dtype: torch.dtype):
     rows = random_table(codec, 6)
     out = fresh((5, width(codec, dtype)), dtype)
     expected = out.cpu().clone()
-    decode(rows.to(DEVICE), codec, out, on_device([3, -1, 0, 5, 4, -(2**31)], position_dtype))
+    positions = on_device([3, -1, 0, 5, 4, -(2**31)], position_dtype)
+    decode(rows.to(DEVICE), codec, out, positions)
     expected[[3, 0, 4]] = decode_rows_ref(codec, rows[[0, 2, 4]], dtype)
     embed_truth.assert_same(out, expected)
 

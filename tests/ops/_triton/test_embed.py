@@ -9,6 +9,7 @@ from embed_stage import (
     DTYPES,
     FOURGRAMS,
     SMALL,
+    TILE,
     Spec,
     fresh,
     on_device,
@@ -73,7 +74,7 @@ def test_embed_equals_hash_gather_decode(name: str, dtype: torch.dtype, history:
     codec = CODECS[name]
     table = random_table(codec, SMALL.num_rows)
     extents, keep = split_extents(table, (0, 70), (70, SMALL.num_rows))
-    batch = random_batch(SMALL, [1, 0, 4, 2], num_padding=2)
+    batch = random_batch(SMALL, [1, 0, 3], num_padding=1)
     out, error = run_embed(SMALL, codec, extents, batch, dtype, history)
     ids = expected_ids(SMALL, batch, history)
     embed_truth.assert_same(out, embed_truth.rows_of(codec, table, ids, dtype))
@@ -81,7 +82,7 @@ def test_embed_equals_hash_gather_decode(name: str, dtype: torch.dtype, history:
     del keep
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     cuts=st.lists(st.integers(0, SMALL.num_rows), min_size=4, max_size=4),
     host_first=st.booleans(),
@@ -133,7 +134,7 @@ def test_lookup(name: str, id_dtype: torch.dtype):
     for dtype in DTYPES:
         out = fresh((len(ids), width(codec, dtype)), dtype)
         error = new_error(out.device)
-        assert lookup(on_device(ids, id_dtype), extents, codec, out, error) is out
+        assert lookup(on_device(ids, id_dtype), extents, codec, out, error, tile=TILE) is out
         embed_truth.assert_same(out, embed_truth.rows_of(codec, table, ids, dtype))
         kind, index, value, count = error.tolist()
         assert (kind, count) == (3, 4)
@@ -143,13 +144,13 @@ def test_lookup(name: str, id_dtype: torch.dtype):
     del keep
 
 
-@pytest.mark.parametrize("tile", [(4, 1, 2, 1), (2, 2, 4, 2), (1, 4, 8, 4), (8, 16, 4, 4)], ids=str)
+@pytest.mark.parametrize("tile", [(1, 2, 1), (2, 4, 2), (16, 4, 4)], ids=str)
 @pytest.mark.parametrize("spec", [SMALL, FOURGRAMS], ids=["4 heads", "3 heads"])
-def test_the_tile_does_not_change_the_result(spec: Spec, tile: tuple[int, int, int, int]):
+def test_the_tile_does_not_change_the_result(spec: Spec, tile: tuple[int, int, int]):
     codec = CODECS["fp8"]
     table = random_table(codec, spec.num_rows)
     extents, keep = split_extents(table, (0, 50), (50, spec.num_rows))
-    batch = random_batch(spec, [1, 0, 4, 2], num_padding=2)
+    batch = random_batch(spec, [1, 0, 2], num_padding=1)
     out, _ = run_embed(spec, codec, extents, batch, torch.bfloat16, tile=Tile(*tile))
     ids = expected_ids(spec, batch)
     embed_truth.assert_same(out, embed_truth.rows_of(codec, table, ids, torch.bfloat16))
@@ -165,7 +166,7 @@ def test_nothing_to_do_touches_nothing():
     assert (out == 0).all()
 
 
-@pytest.mark.parametrize("num_rows", [1, 63, 129, 300])
+@pytest.mark.parametrize("num_rows", [1, 63, 129])
 def test_many_rows(num_rows: int):
     codec = CODECS["fp8"]
     table = random_table(codec, 400)
@@ -181,7 +182,7 @@ def test_ragged_decode_batch_of_many_requests():
     codec = Codec("fp8", 16, 0.5)
     table = random_table(codec, BIGRAMS.num_rows)
     extents, keep = split_extents(table, (0, 50), (50, BIGRAMS.num_rows))
-    batch = random_batch(BIGRAMS, [1 + i % 3 for i in range(100)])
+    batch = random_batch(BIGRAMS, [1 + i % 3 for i in range(17)])
     out, _ = run_embed(BIGRAMS, codec, extents, batch, torch.float32)
     ids = expected_ids(BIGRAMS, batch)
     embed_truth.assert_same(out, embed_truth.rows_of(codec, table, ids, torch.float32))

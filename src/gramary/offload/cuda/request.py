@@ -13,7 +13,13 @@ from gramary.offload import ring
 from gramary.offload.batch_tensors import BatchTensors
 from gramary.offload.cuda.slots import DeviceSlot
 from gramary.offload.cuda.words import behind_fence, is_last_program, store_int64
-from gramary.ops._triton.hash import WRONG_ID, HashConstants, batch_sizes, hash_rows
+from gramary.ops._triton.hash import (
+    WRONG_ID,
+    HashConstants,
+    batch_sizes,
+    hash_rows,
+    tokens_and_heads,
+)
 from gramary.ops._triton.sticky_error import report_first
 
 _NUMBER = tl.constexpr(ring.SLOT_NUMBER)
@@ -21,44 +27,43 @@ _NUM_TOKENS = tl.constexpr(ring.SLOT_NUM_TOKENS)
 _STATES = tl.constexpr(ring.SLOT_STATES)
 _REQUESTED = tl.constexpr(int(ring.Phase.REQUESTED))
 
-_BLOCK_ROWS = 128
+_BLOCK_TOKENS = 8
 
 
 @triton.jit(do_not_specialize=["p_tokens", "p_query_start_loc", "p_history", "p_error", "p_counter",
-                               "p_count", "T", "R", "num_steps", "vocab_size", "eos_token_id",
-                               "ids_address", "header_address", "device_first",
-                               "device_end"])  # fmt: skip
+                               "p_count", "T", "R", "tokens_per_request", "num_steps",
+                               "vocab_size", "eos_token_id", "ids_address", "header_address",
+                               "device_first", "device_end"])  # fmt: skip
 def request_kernel(
     p_tokens, p_query_start_loc, p_history, p_constants, p_error, p_ids, p_counter, p_count,
-    T: tl.int64, R: tl.int64, num_steps: tl.int64, vocab_size: tl.int64, eos_token_id: tl.int64,
+    T: tl.int32, R: tl.int32, tokens_per_request: tl.int32, num_steps: tl.int32,
+    vocab_size: tl.int64, eos_token_id: tl.int64,
     ids_address: tl.int64, header_address: tl.int64,
     device_first: tl.int64, device_end: tl.int64,
     NGRAM: tl.constexpr, HEADS: tl.constexpr, HAS_HISTORY: tl.constexpr,
-    NUM_LAYERS: tl.constexpr, BR: tl.constexpr,
+    NUM_LAYERS: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """Hashes BR rows a program; with NUM_LAYERS > 0 the last program writes the slot's header.
+    """Hashes BT tokens for BH heads a program; with NUM_LAYERS > 0 the last one writes the header.
 
     The ids go to `p_ids` for the consumer, and to the slot for the service, which is shown -1 for
     rows that it need not fetch: padding, rows in the device's own memory, wrong tokens.
     """
-    i_row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
-    num_tokens = tl.cast(T, tl.int64)
-    m_row = i_row < num_tokens * ((NGRAM - 1) * HEADS)
+    i_t, i_h, i_row = tokens_and_heads(T, (NGRAM - 1) * HEADS, BT, BH)
     row_ids, kind, index, value = hash_rows(
-        i_row, m_row, p_tokens, p_query_start_loc, p_history, p_constants, R, num_steps,
-        vocab_size, eos_token_id, NGRAM, HEADS, HAS_HISTORY,
+        i_t, i_t < T, i_h, p_tokens, p_query_start_loc, p_history, p_constants, R,
+        tokens_per_request, num_steps, vocab_size, eos_token_id, NGRAM, HEADS, HAS_HISTORY,
     )  # fmt: skip
-    tl.store(p_ids + i_row, row_ids, mask=m_row)
+    tl.store(p_ids + i_row, row_ids, mask=i_row >= 0)
     is_fetched = (row_ids >= 0) & ((row_ids < device_first) | (row_ids >= device_end))
     p_shown = tl.cast(ids_address, tl.int64).to(tl.pointer_type(tl.int64))
-    tl.store(p_shown + i_row, tl.where(is_fetched, row_ids, -1), mask=m_row)
+    tl.store(p_shown + i_row, tl.where(is_fetched, row_ids, -1), mask=i_row >= 0)
     report_first(p_error, row_ids == WRONG_ID, kind, index, value)
     if NUM_LAYERS > 0:
         if is_last_program(p_count):
             header = tl.cast(header_address, tl.int64)
             number = tl.load(p_counter) + 1
             tl.store(p_counter, number)
-            store_int64(header + _NUM_TOKENS, num_tokens)
+            store_int64(header + _NUM_TOKENS, tl.cast(T, tl.int64))
             for i_l in tl.static_range(NUM_LAYERS):
                 store_int64(header + _STATES + 8 * i_l, number * 4 + _REQUESTED)
             # Whoever reads the number finds ids and states of all layers behind it.
@@ -87,9 +92,8 @@ def write_request(
         is_last_layer: whether the request is complete with this layer.
     """
     tokens, starts, history = batch
-    num_ids = tokens.shape[0] * constants.num_heads
     # An empty batch is a request too: somebody waits for its answer.
-    grid = (max(1, triton.cdiv(num_ids, _BLOCK_ROWS)),)
+    grid = (max(1, triton.cdiv(tokens.shape[0], _BLOCK_TOKENS)),)
     request_kernel[grid](
         tokens,
         starts,
@@ -109,7 +113,8 @@ def write_request(
         HEADS=constants.heads_per_ngram,
         HAS_HISTORY=history is not None,
         NUM_LAYERS=slot.num_layers if is_last_layer else 0,
-        BR=_BLOCK_ROWS,
+        BT=_BLOCK_TOKENS,
+        BH=triton.next_power_of_2(constants.num_heads),
     )
 
 

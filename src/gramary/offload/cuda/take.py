@@ -89,7 +89,7 @@ def take_kernel(
     IS_STREAM: tl.constexpr, HAS_IDS: tl.constexpr, IS_STAGED: tl.constexpr,
     RELEASES: tl.constexpr,
     ROW_BYTES: tl.constexpr, CODEC: tl.constexpr, DIM: tl.constexpr, BITS: tl.constexpr,
-    ALIGN: tl.constexpr, CACHE: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr,
+    ALIGN: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
     """Decodes BR rows a program, out of the slot or (staged) its copy, or out of device rows."""
     i_row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
@@ -104,7 +104,7 @@ def take_kernel(
         address = tl.where(row_ids < 0, tl.where(row_ids < -1, WRONG_ROW, ZERO_ROW), address)
     address = tl.where(m_row, address, ZERO_ROW)
     # Read before the answer is looked at: both are under way together.
-    chunks = load_rows(address, CODEC, DIM, BITS, BE, ALIGN, CACHE)
+    chunks = load_rows(address, CODEC, DIM, BITS, BE, ALIGN)
     answer = tl.cast(answer_address, tl.int64)
     number = tl.load(p_counter) if IS_STREAM else tl.cast(given_number, tl.int64)
     if IS_STAGED:
@@ -116,7 +116,7 @@ def take_kernel(
         store_rows(chunks, p_out, i_out, scale, CODEC, DIM, BR, BE)
     else:
         nowhere = i_row * 0 + WRONG_ROW
-        wrong = load_rows(nowhere, CODEC, DIM, BITS, BE, ALIGN, CACHE)
+        wrong = load_rows(nowhere, CODEC, DIM, BITS, BE, ALIGN)
         store_rows(wrong, p_out, i_out, scale, CODEC, DIM, BR, BE)
     if not IS_STAGED:
         if is_last_program(p_count):
@@ -181,7 +181,7 @@ def take_rows(
         if releases:
             settle(slot, layer, number, releases=True)
     form = Format.of(codec, out, rows_address | extents.device_address)
-    tile = tile_for(num_rows, reads_host=not is_staged)
+    tile = tile_for(num_rows)
     take_kernel[(max(1, triton.cdiv(num_rows, tile.rows)),)](
         out.view(form.out_dtype),
         slot.counter,

@@ -20,7 +20,7 @@ def decode_kernel(
     address: tl.int64, p_positions, p_out, N: tl.int64, num_out: tl.int64, scale,
     HAS_POSITIONS: tl.constexpr,
     ROW_BYTES: tl.constexpr, CODEC: tl.constexpr, DIM: tl.constexpr, BITS: tl.constexpr,
-    ALIGN: tl.constexpr, CACHE: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr,
+    ALIGN: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
     """Decodes BR staged rows a program."""
     i_row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
@@ -31,7 +31,7 @@ def decode_kernel(
         i_out = tl.where(m_row, i_row, -1)
     i_out = tl.where(i_out < num_out, i_out, -1)
     row_address = tl.where(i_out >= 0, address + i_row * ROW_BYTES, ZERO_ROW)
-    chunks = load_rows(row_address, CODEC, DIM, BITS, BE, ALIGN, CACHE)
+    chunks = load_rows(row_address, CODEC, DIM, BITS, BE, ALIGN)
     store_rows(chunks, p_out, i_out, scale, CODEC, DIM, BR, BE)
 
 
@@ -66,7 +66,6 @@ def decode(
         out.shape[0],
         form.scale,
         HAS_POSITIONS=positions is not None,
-        BR=tile.rows,
         **form.constants(),
         **tile.constants(form),
     )

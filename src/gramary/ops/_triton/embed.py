@@ -54,11 +54,10 @@ def embed_kernel(
     host_address: tl.int64, host_first: tl.int64, host_end: tl.int64, scale,
     NGRAM: tl.constexpr, HEADS: tl.constexpr, HAS_HISTORY: tl.constexpr,
     ROW_BYTES: tl.constexpr, CODEC: tl.constexpr, DIM: tl.constexpr, BITS: tl.constexpr,
-    ALIGN: tl.constexpr, CACHE: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr,
-    BE: tl.constexpr,
+    ALIGN: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
-    """Hashes, gathers and decodes the rows of BT tokens and BH heads a program."""
-    i_t, i_h, i_row = tokens_and_heads(T, (NGRAM - 1) * HEADS, BT, BH)
+    """Hashes, gathers and decodes the rows of BR heads of one token a program."""
+    i_t, i_h, i_row = tokens_and_heads(T, (NGRAM - 1) * HEADS, 1, BR)
     row_ids, kind, index, value = hash_rows(
         i_t, i_t < T, i_h, p_tokens, p_query_start_loc, p_history, p_constants, R,
         tokens_per_request, num_steps, vocab_size, eos_token_id, NGRAM, HEADS, HAS_HISTORY,
@@ -67,8 +66,7 @@ def embed_kernel(
         row_ids, device_address, device_first, device_end, host_address, host_first, host_end,
         ROW_BYTES,
     )  # fmt: skip
-    BR: tl.constexpr = BT * BH
-    chunks = load_rows(tl.reshape(address, [BR]), CODEC, DIM, BITS, BE, ALIGN, CACHE)
+    chunks = load_rows(tl.reshape(address, [BR]), CODEC, DIM, BITS, BE, ALIGN)
     # While the rows are under way.
     report_first(p_error, row_ids == WRONG_ID, kind, index, value)
     store_rows(chunks, p_out, tl.reshape(i_row, [BR]), scale, CODEC, DIM, BR, BE)
@@ -82,7 +80,7 @@ def lookup_kernel(
     device_address: tl.int64, device_first: tl.int64, device_end: tl.int64,
     host_address: tl.int64, host_first: tl.int64, host_end: tl.int64, scale,
     ROW_BYTES: tl.constexpr, CODEC: tl.constexpr, DIM: tl.constexpr, BITS: tl.constexpr,
-    ALIGN: tl.constexpr, CACHE: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr,
+    ALIGN: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
     """Gathers and decodes BR rows a program by their ids."""
     i_row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
@@ -93,7 +91,7 @@ def lookup_kernel(
         tl.where(wrong, WRONG_ID, row_ids),
         device_address, device_first, device_end, host_address, host_first, host_end, ROW_BYTES,
     )  # fmt: skip
-    chunks = load_rows(address, CODEC, DIM, BITS, BE, ALIGN, CACHE)
+    chunks = load_rows(address, CODEC, DIM, BITS, BE, ALIGN)
     # While the rows are under way.
     report_first(p_error, wrong, ROW_ID, i_row, row_ids)
     store_rows(chunks, p_out, tl.where(m_row, i_row, -1), scale, CODEC, DIM, BR, BE)
@@ -134,9 +132,9 @@ def embed(
     num_rows = num_tokens * constants.num_heads
     form = Format.of(codec, out, extents.device_address | extents.host_address)
     tile = tile or tile_for(num_rows)
-    BH = min(tile.heads, triton.next_power_of_2(constants.num_heads))
-    num_blocks = triton.cdiv(num_tokens, tile.tokens) * triton.cdiv(constants.num_heads, BH)
-    embed_kernel[(num_blocks,)](
+    # No more rows than a token has heads.
+    BR = min(tile.rows, triton.next_power_of_2(constants.num_heads))
+    embed_kernel[(num_tokens * triton.cdiv(constants.num_heads, BR),)](
         token_ids,
         query_start_loc,
         token_ids if history is None else history,
@@ -151,10 +149,8 @@ def embed(
         NGRAM=constants.ngram_size,
         HEADS=constants.heads_per_ngram,
         HAS_HISTORY=history is not None,
-        BT=tile.tokens,
-        BH=BH,
         **form.constants(),
-        **tile.constants(form),
+        **tile.constants(form) | {"BR": BR},
     )
     return out
 
@@ -192,7 +188,6 @@ def lookup(
         extents.num_rows,
         *_extent_arguments(extents),
         form.scale,
-        BR=tile.rows,
         **form.constants(),
         **tile.constants(form),
     )

@@ -201,7 +201,7 @@ def tokens_and_heads(T, NUM_HEADS: tl.constexpr, BT: tl.constexpr, BH: tl.conste
     Programs go through all tokens before the next block of heads, whose rows lie elsewhere in
     the table.
     """
-    num_blocks = (T + BT - 1) // BT
+    num_blocks = tl.maximum((T + BT - 1) // BT, 1)
     i_p = tl.program_id(0)
     i_t = (i_p % num_blocks) * BT + tl.arange(0, BT)
     i_h = (i_p // num_blocks) * BH + tl.arange(0, BH)

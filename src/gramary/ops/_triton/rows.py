@@ -18,9 +18,7 @@ WRONG_ROW = tl.constexpr(1)
 
 
 @triton.jit
-def load_integers(
-    address, index, end, BITS: tl.constexpr, ALIGN: tl.constexpr, CACHE: tl.constexpr
-):
+def load_integers(address, index, end, BITS: tl.constexpr, ALIGN: tl.constexpr):
     """Integers of BITS bits at `index` [n] of rows [BR, 1]; those from `end` on are not read."""
     if BITS == 64:
         p_row = address.to(tl.pointer_type(tl.int64))
@@ -33,49 +31,46 @@ def load_integers(
     pointers = tl.multiple_of(p_row + index[None, :], [1, ALIGN])
     mask = (address > WRONG_ROW) & (index[None, :] < end)
     fill = tl.where(address == WRONG_ROW, -1, 0).to(p_row.dtype.element_ty)
-    if CACHE == "first":
-        return tl.load(pointers, mask=mask, other=fill, eviction_policy="evict_first")
-    else:
-        return tl.load(pointers, mask=mask, other=fill, cache_modifier=CACHE)
+    return tl.load(pointers, mask=mask, other=fill)
 
 
 @triton.jit
-def load_words(address, i_word, num_bytes, ALIGN: tl.constexpr, CACHE: tl.constexpr):
+def load_words(address, i_word, num_bytes, ALIGN: tl.constexpr):
     """32-bit words i_word [n] of rows [BR, 1] that may start at any byte.
 
     A word that lies across two aligned ones is shifted out of both. An aligned word that holds a
     byte of the row is safe to read whole: it never lies across two pages.
     """
     if ALIGN >= 4:
-        return load_integers(address, i_word, num_bytes // 4, 32, ALIGN, CACHE)
+        return load_integers(address, i_word, num_bytes // 4, 32, ALIGN)
     else:
         # ZERO_ROW and WRONG_ROW stay as they are.
         offset = tl.where(address > WRONG_ROW, address & 3, 0).to(tl.int32)
         aligned = address - offset
         end = (num_bytes + offset + 3) // 4
-        low = load_integers(aligned, i_word, end, 32, 4, CACHE).to(tl.int64) & 0xFFFFFFFF
-        high = load_integers(aligned, i_word + 1, end, 32, 4, CACHE).to(tl.int64) << 32
+        low = load_integers(aligned, i_word, end, 32, 4).to(tl.int64) & 0xFFFFFFFF
+        high = load_integers(aligned, i_word + 1, end, 32, 4).to(tl.int64) << 32
         return ((high | low) >> (8 * offset).to(tl.int64)).to(tl.int32)
 
 
 @triton.jit
 def load_chunk(
     address, first, CODEC: tl.constexpr, DIM: tl.constexpr, BITS: tl.constexpr, BE: tl.constexpr,
-    ALIGN: tl.constexpr, CACHE: tl.constexpr,
+    ALIGN: tl.constexpr,
 ):  # fmt: skip
     """What decode_chunk needs for the BE values from `first` on, as a tuple of integer blocks."""
     if CODEC == "fp8":
         i_word = first // 4 + tl.arange(0, BE // 4)
-        return (load_words(address, i_word, DIM, ALIGN, CACHE),)
+        return (load_words(address, i_word, DIM, ALIGN),)
     elif CODEC == "nvfp4":
         # A word is eight codes; two words share a block scale.
         i_word = first // 8 + tl.arange(0, BE // 8)
-        words = load_words(address, i_word, DIM // 2, ALIGN, CACHE)
+        words = load_words(address, i_word, DIM // 2, ALIGN)
         p_scales = tl.where(address > WRONG_ROW, address + DIM // 2, address)
-        return (words, load_integers(p_scales, i_word // 2, DIM // 16, 8, 1, CACHE))
+        return (words, load_integers(p_scales, i_word // 2, DIM // 16, 8, 1))
     else:
         i_value = first + tl.arange(0, BE)
-        return (load_integers(address, i_value, DIM, BITS, ALIGN, CACHE),)
+        return (load_integers(address, i_value, DIM, BITS, ALIGN),)
 
 
 @triton.jit
@@ -102,13 +97,13 @@ def decode_chunk(chunk, scale, dtype: tl.constexpr, CODEC: tl.constexpr, BR: tl.
 @triton.jit
 def load_rows(
     address, CODEC: tl.constexpr, DIM: tl.constexpr, BITS: tl.constexpr, BE: tl.constexpr,
-    ALIGN: tl.constexpr, CACHE: tl.constexpr,
+    ALIGN: tl.constexpr,
 ):  # fmt: skip
     """Every chunk of the rows at `address` [BR]."""
     NUM_CHUNKS: tl.constexpr = (DIM + BE - 1) // BE
     chunks = ()
     for i_c in tl.static_range(NUM_CHUNKS):
-        chunk = load_chunk(address[:, None], i_c * BE, CODEC, DIM, BITS, BE, ALIGN, CACHE)
+        chunk = load_chunk(address[:, None], i_c * BE, CODEC, DIM, BITS, BE, ALIGN)
         chunks = chunks + (chunk,)
     return chunks
 

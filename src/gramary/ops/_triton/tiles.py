@@ -1,7 +1,7 @@
 """What the row kernels are compiled for: how rows are encoded, and how a program is shaped.
 
-Neither depends on the number of tokens, requests or rows beyond a choice between three tiles, so
-that a kernel is compiled at most three times for a table and an output dtype.
+Neither depends on the number of tokens, requests or rows beyond a choice between two tiles, so
+that a kernel is compiled at most twice for a table and an output dtype.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ _FLOAT32_MAX = torch.finfo(torch.float32).max
 # The widest load of one thread.
 _MAX_ALIGN = 16
 
-# Rows of a batch up to which the small and the medium tile are used.
-MAX_SMALL_ROWS = 1024
-MAX_MEDIUM_ROWS = 16384
+# Rows of a batch up to which the small tile is used.
+MAX_SMALL_ROWS = 16384
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,45 +101,33 @@ class Tile:
     """Shape of a program of the row kernels.
 
     Attributes:
-        tokens: tokens a program; a power of two.
-        heads: of each token, heads a program; a power of two, cut to the heads there are.
+        rows: rows a program (of one token, where there are tokens); a power of two.
         lanes: threads side by side on one row; a power of two. They walk it together.
         num_warps: warps a program.
-        cache: cache modifier of row loads.
     """
 
-    tokens: int
-    heads: int
+    rows: int
     lanes: int
     num_warps: int
-    cache: str = ""
-
-    @property
-    def rows(self) -> int:
-        """Rows a program, where rows are no tokens' and heads'."""
-        return self.tokens * self.heads
 
     def constants(self, form: Format) -> dict[str, Any]:
         """Compile-time arguments of the row kernels and their launch."""
         return {
+            "BR": self.rows,
             "BE": self.lanes * form.lane_values,
             "ALIGN": min(form.align, form.lane_bytes),
-            "CACHE": self.cache,
             "num_warps": self.num_warps,
         }
 
 
 # Measured on an H200 with fp8 rows (benchmarks/embed_gpu.py).
-_SMALL = Tile(tokens=1, heads=4, lanes=32, num_warps=4)
-_MEDIUM = Tile(tokens=1, heads=16, lanes=8, num_warps=4)
-_LARGE = Tile(tokens=1, heads=16, lanes=4, num_warps=2)
+_SMALL = Tile(rows=4, lanes=8, num_warps=1)
+_LARGE = Tile(rows=16, lanes=4, num_warps=2)
 
 
 def tile_for(num_rows: int) -> Tile:
     """Returns the tile for a batch of `num_rows` rows: spread thin for latency, or dense."""
-    if num_rows <= MAX_SMALL_ROWS:
-        return _SMALL
-    return _MEDIUM if num_rows <= MAX_MEDIUM_ROWS else _LARGE
+    return _SMALL if num_rows <= MAX_SMALL_ROWS else _LARGE
 
 
 def _alignment(number: int) -> int:
