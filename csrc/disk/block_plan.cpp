@@ -12,7 +12,7 @@ constexpr std::size_t kRadixMinimum = 2048;
 constexpr int kRadixBits = 11;
 
 // Stable least-significant-digit radix sort over the bits in which addresses differ.
-void radix_sort(std::vector<Fragment>& fragments) {
+void radix_sort(std::vector<Fragment>& fragments, std::vector<Fragment>& spare) {
     std::uint64_t all_or = 0;
     std::uint64_t all_and = ~std::uint64_t{0};
     for (const Fragment& f : fragments) {
@@ -20,7 +20,7 @@ void radix_sort(std::vector<Fragment>& fragments) {
         all_and &= f.address;
     }
     const std::uint64_t varying = all_or ^ all_and;
-    std::vector<Fragment> other(fragments.size());
+    spare.resize(fragments.size());
     for (int shift = 0; shift < 64 && (varying >> shift) != 0; shift += kRadixBits) {
         constexpr std::uint64_t kMask = (1u << kRadixBits) - 1;
         if (((varying >> shift) & kMask) == 0) continue;
@@ -32,15 +32,15 @@ void radix_sort(std::vector<Fragment>& fragments) {
             start = sum;
             sum += count;
         }
-        for (const Fragment& f : fragments) other[starts[(f.address >> shift) & kMask]++] = f;
-        fragments.swap(other);
+        for (const Fragment& f : fragments) spare[starts[(f.address >> shift) & kMask]++] = f;
+        fragments.swap(spare);
     }
 }
 
 }  // namespace
 
 void locate_rows(const RowMap& map, std::span<const std::int64_t> row_ids,
-                 std::vector<Fragment>& fragments) {
+                 std::vector<Fragment>& fragments, std::vector<Fragment>& spare) {
     const std::int64_t parts = map.parts_per_row();
     fragments.resize(row_ids.size() * static_cast<std::size_t>(parts));
     const auto locate = [&](std::int64_t begin, std::int64_t end) {
@@ -51,7 +51,7 @@ void locate_rows(const RowMap& map, std::span<const std::int64_t> row_ids,
     ThreadPool::shared().parallel_for(static_cast<std::int64_t>(row_ids.size()), kLocateGrain,
                                       locate);
     if (fragments.size() >= kRadixMinimum) {
-        radix_sort(fragments);
+        radix_sort(fragments, spare);
     } else {
         std::sort(fragments.begin(), fragments.end(),
                   [](const Fragment& a, const Fragment& b) { return a.address < b.address; });

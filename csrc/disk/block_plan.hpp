@@ -31,9 +31,9 @@ struct ReadRules {
 constexpr std::uint64_t kPageBytes = 4096;
 
 // Fragments of `row_ids` in the order of their addresses. Large batches are located and sorted by
-// the shared thread pool.
+// the shared thread pool. `spare` is memory for that.
 void locate_rows(const RowMap& map, std::span<const std::int64_t> row_ids,
-                 std::vector<Fragment>& fragments);
+                 std::vector<Fragment>& fragments, std::vector<Fragment>& spare);
 
 // Distinct blocks of `alignment` bytes that sorted fragments touch. Pure.
 std::int64_t count_blocks(std::span<const Fragment> fragments, std::uint64_t alignment);

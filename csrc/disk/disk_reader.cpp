@@ -19,15 +19,45 @@ constexpr std::size_t kPieceRows = std::size_t{1} << 18;
 constexpr std::size_t kLargeFrom = 4096;
 constexpr std::uint32_t kDirectReadBytes = 8192;
 constexpr int kPreadThreads = 32;
+constexpr std::size_t kMaxIdleScratch = 2;
 
 }  // namespace
 
 struct DiskReader::Scratch {
     std::vector<Fragment> fragments;
+    std::vector<Fragment> spare;
     std::vector<BlockRead> reads;
     ReadPlanner planner;
     CachedPass pass;
 };
+
+// Lends a call its memory and keeps it for the next one: taking megabytes anew for each large batch
+// costs a page fault for every 4 KiB of them. A forked child may find the lock held for ever.
+struct DiskReader::ScratchLoan {
+    explicit ScratchLoan(DiskReader& reader) : reader_(reader) {
+        std::unique_lock lock(reader.scratch_mutex_, std::try_to_lock);
+        if (lock && !reader.idle_scratch_.empty()) {
+            scratch = std::move(reader.idle_scratch_.back());
+            reader.idle_scratch_.pop_back();
+        }
+        if (scratch == nullptr) scratch = std::make_unique<Scratch>();
+    }
+    ~ScratchLoan() {
+        std::unique_lock lock(reader_.scratch_mutex_, std::try_to_lock);
+        if (lock && reader_.idle_scratch_.size() < kMaxIdleScratch) {
+            reader_.idle_scratch_.push_back(std::move(scratch));
+        }
+    }
+    ScratchLoan(const ScratchLoan&) = delete;
+    ScratchLoan& operator=(const ScratchLoan&) = delete;
+
+    std::unique_ptr<Scratch> scratch;
+
+ private:
+    DiskReader& reader_;
+};
+
+DiskReader::~DiskReader() = default;
 
 DiskReader::DiskReader(RowMap map, std::vector<FileIdentity> files, const BlockChecks& checks,
                        const DiskOptions& options)
@@ -74,7 +104,8 @@ ReadRules DiskReader::direct_rules() const noexcept {
 
 std::optional<ReadFailure> DiskReader::read(std::span<const std::int64_t> row_ids,
                                             std::uint8_t* out) {
-    Scratch scratch;
+    const ScratchLoan loan(*this);
+    Scratch& scratch = *loan.scratch;
     DiskStats::add(stats_.num_batches, 1);
     DiskStats::add(stats_.num_rows, static_cast<std::int64_t>(row_ids.size()));
     DiskStats::add(stats_.row_bytes, static_cast<std::int64_t>(row_ids.size()) * map_.row_bytes());
@@ -94,7 +125,7 @@ std::optional<ReadFailure> DiskReader::read_piece(std::span<const std::int64_t> 
                                                   std::uint8_t* out, Scratch& scratch) {
     {
         StopWatch watch(stats_.planning_ns);
-        locate_rows(map_, row_ids, scratch.fragments);
+        locate_rows(map_, row_ids, scratch.fragments, scratch.spare);
         DiskStats::add(stats_.num_blocks, count_blocks(scratch.fragments, kPageBytes));
         DiskStats::add(stats_.num_distinct_rows,
                        count_distinct(scratch.fragments) / map_.parts_per_row());

@@ -42,6 +42,7 @@ class DiskReader {
 
     DiskReader(RowMap map, std::vector<FileIdentity> files, const BlockChecks& checks,
                const DiskOptions& options);
+    ~DiskReader();
 
     // Fills out[i] with row row_ids[i]; 0 <= id < num_rows. After a failure the output is
     // unspecified and the next call starts afresh.
@@ -58,6 +59,7 @@ class DiskReader {
 
  private:
     struct Scratch;
+    struct ScratchLoan;
     std::optional<ReadFailure> read_piece(std::span<const std::int64_t> row_ids, std::uint8_t* out,
                                           Scratch& scratch);
     std::optional<ReadFailure> read_cached_part(std::uint8_t* out, Scratch& scratch);
@@ -71,6 +73,8 @@ class DiskReader {
     BlockChecks checks_;
     DiskStats stats_;
     std::unique_ptr<ReadBackend> backend_;
+    std::mutex scratch_mutex_;
+    std::vector<std::unique_ptr<Scratch>> idle_scratch_;
     std::mutex notes_mutex_;
     std::vector<std::string> notes_;
 };

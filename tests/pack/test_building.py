@@ -17,6 +17,7 @@ from gramary.codecs import decode_rows_ref, encode_rows
 from gramary.errors import ArgumentError, ChecksumError, PackError
 from gramary.pack import build_pack, building, open_pack, verify_pack
 from gramary.pack.opening import read_header
+from gramary.page_cache import Span, resident_pages
 from gramary.row_stream import read_rows, stream_rows
 from gramary.settings import Settings
 from gramary.tiers.disk import DiskTier
@@ -310,3 +311,68 @@ def test_progress_runs_to_the_end(make_source, tmp_path) -> None:
         verify_pack(path, against=source, progress=note)
         assert seen[-1][0] == seen[-1][1]
         assert all(done <= total for done, total in seen)
+
+
+def resident_share(path: Path) -> float:
+    """How much of a file the page cache holds."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return float(resident_pages(Span(descriptor, 0, path.stat().st_size)).mean())
+    finally:
+        os.close(descriptor)
+
+
+def drop_cache(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+
+
+@pytest.mark.behaviour(5)
+def test_building_leaves_the_page_cache_alone(make_source, tmp_path) -> None:
+    """Behaviour 5: neither source nor pack fills it, and what was cached stays."""
+    source, _ = make_source("fp8", row_dim=160, base=20_000)
+    shards = [Path(file.path) for file in source.layout.files]
+    try:
+        os.close(os.open(shards[0], os.O_RDONLY | os.O_DIRECT))
+    except OSError:
+        pytest.skip("this file system has no O_DIRECT")
+    for shard in shards[1:]:
+        drop_cache(shard)
+    shards[0].read_bytes()
+    if resident_share(shards[1]) > 0.1:
+        pytest.skip("this file system keeps its pages")
+    build_pack(source, tmp_path / "table.pack")
+    assert resident_share(shards[0]) > 0.9
+    assert all(resident_share(shard) < 0.1 for shard in shards[1:])
+    assert resident_share(tmp_path / "table.pack") < 0.1
+
+
+@pytest.mark.behaviour(4)
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("codec", ["keep", "fp8"])
+def test_building_needs_less_memory_than_two_shards(make_source, tmp_path, codec) -> None:
+    """Behaviour 4: the peak of a process that does nothing else."""
+    source, rows = make_source("bf16", row_dim=160, base=40_000)
+    shard_bytes = source.layout.runs[0].num_rows * source.layout.row_bytes
+    assert shard_bytes > 15 << 20
+    del rows
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            torch.set_num_threads(1)
+            Path("/proc/self/clear_refs").write_text("5")
+            before = peak_bytes()
+            build_pack(source, tmp_path / "table.pack", codec=codec)
+            status = 0 if peak_bytes() - before < 2 * shard_bytes else 2
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def peak_bytes() -> int:
+    """Most resident memory of this process since it was last asked to forget."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
