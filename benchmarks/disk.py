@@ -109,7 +109,7 @@ def _cold_case(layout: RowLayout, kind: str, row_ids: torch.Tensor, smoke: bool)
         before=lambda: drop_cache(path),
         targets={"gramary io_uring": COLD_TARGET},
         timer=CpuTimer(once=True),
-        num_samples=3 if smoke else 7,
+        num_samples=3 if smoke else 5,
     )
 
 

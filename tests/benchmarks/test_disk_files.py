@@ -1,0 +1,53 @@
+"""The disk benchmarks' helpers say where rows lie, and their checks pass on small files."""
+
+import contextlib
+
+import pytest
+import torch
+
+from benchmarks import disk, pack
+from benchmarks.disk_files import byte_offsets, describe_table, distinct_blocks, write_random_file
+from gramary.native.raw_disk import lane_shape, read_blocks_raw, read_rows_raw
+from gramary.pack import build_pack, open_pack
+from gramary.row_stream import read_rows
+
+
+def test_offsets_are_where_rows_lie(tmp_path) -> None:
+    path = tmp_path / "table.bin"
+    write_random_file(path, 8 << 20)
+    table = describe_table(path)
+    build_pack(table, tmp_path / "table.pack")
+    for source in (table, open_pack(tmp_path / "table.pack")):
+        layout = source.layout
+        row_ids = torch.randint(0, layout.num_rows, (200,))
+        out = torch.empty(200, layout.row_bytes, dtype=torch.uint8)
+        offsets = byte_offsets(layout, row_ids)
+        read_rows_raw(layout.files[0].path, offsets, out)
+        expected = torch.empty(1, layout.row_bytes, dtype=torch.uint8)
+        for row_id, row in zip(row_ids.tolist(), out, strict=True):
+            read_rows(layout, row_id, 1, expected)
+            assert torch.equal(row, expected[0])
+        blocks = distinct_blocks(layout, row_ids)
+        touched = {o // 4096 for o in offsets.tolist()}
+        touched |= {(o + layout.row_bytes - 1) // 4096 for o in offsets.tolist()}
+        assert sorted(touched) == (blocks // 4096).tolist()
+
+
+def test_the_bare_reader_reports_errors(tmp_path) -> None:
+    num_threads, depth = lane_shape()
+    assert num_threads >= 1
+    assert depth >= 1
+    with pytest.raises(FileNotFoundError):
+        read_blocks_raw(str(tmp_path / "no"), torch.zeros(1).long(), 4096, 1, 4)
+    with pytest.raises(FileNotFoundError):
+        read_rows_raw(str(tmp_path / "no"), torch.zeros(1).long(), torch.zeros(1, 4).byte())
+
+
+@pytest.mark.parametrize("module", [disk, pack])
+def test_the_first_case_of_each_checks(module, tmp_path) -> None:
+    """The equality shown before timing holds on a small table."""
+    with contextlib.closing(module.build(True, folder=str(tmp_path))) as cases:
+        case = next(cases)
+        assert case.baseline in case.candidates
+        assert case.check() > 0
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
