@@ -93,7 +93,12 @@ def prepare(caps: Caps, tuning: Tuning | None = None) -> Prepared:
         constants = constants_of(caps) | launch.constants | {"ADD": add}
         pins = pins_of(caps, is_aligned)
         return Kernel.prepare(
-            function, pins, constants, num_warps=launch.num_warps, grid=launch.grid
+            function,
+            pins,
+            constants,
+            num_warps=launch.num_warps,
+            grid=launch.grid,
+            **launch.options,
         )
 
     with _on(caps.device):

@@ -9,11 +9,12 @@ from gramary.ops.gate_conv import Caps
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """Warps of a program, programs, and the block sizes that the kernel is compiled for."""
+    """Warps of a program, programs, the kernel's block sizes, and options of the compiler."""
 
     num_warps: int
     grid: int
     constants: dict[str, int]
+    options: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Tuning:
     Attributes:
         step_block: channels in one block of a row in a decode step; a power of two, as all here.
         step_warps: warps of its programs.
+        step_registers: most registers of its threads, or None.
         gate_tokens: tokens that a program of the gates has at a time.
         gate_stride: tokens that it has in all.
         gate_block: channels in one block of a row.
@@ -40,6 +42,7 @@ class Tuning:
 
     step_block: int
     step_warps: int
+    step_registers: int | None
     gate_tokens: int
     gate_stride: int
     gate_block: int
@@ -66,6 +69,7 @@ class Tuning:
                 self.step_warps,
                 rows,
                 {"BH": self.step_block, "NB": ceil_div(H, self.step_block)},
+                {} if self.step_registers is None else {"maxnreg": self.step_registers},
             ),
             "gate_kernel": Launch(
                 self.gate_warps,
@@ -96,26 +100,37 @@ class Tuning:
 
     @classmethod
     def of(cls, caps: Caps) -> Tuning:
-        """Returns the choices for a plan."""
+        """Returns the choices for a plan: the best of a sweep over [4, 2560] on an H200."""
         H = caps.hidden_size
-        conv_channels = block_of(H, 512)
-        is_interpreted = caps.device.type == "cpu"
-        return cls(
-            step_block=max(128, 1 << (H - 1).bit_length()),
-            step_warps=warps_of(1 << (H - 1).bit_length(), most=32),
-            gate_tokens=16 if is_interpreted else 1,
-            gate_stride=16 if is_interpreted else 4,
+        has_drafts = caps.max_speculative_tokens > 0
+        is_large = caps.max_tokens >= 4096
+        step_warps = min(power_of_two(ceil_div(H, 384)), 32)
+        conv_channels = block_of(H, 256 if is_large else 512)
+        tuning = cls(
+            # Drafts keep the weights of a row in registers from one to the next.
+            step_block=max((64 if has_drafts else 128) * step_warps, 128),
+            step_warps=step_warps,
+            step_registers=128 if has_drafts and step_warps <= 16 else None,
+            gate_tokens=1,
+            gate_stride=1 if is_large else 4,
             gate_block=block_of(H, 512),
-            gate_warps=warps_of(block_of(H, 512), most=2),
+            gate_warps=4,
             conv_channels=conv_channels,
-            conv_tokens=16 if caps.max_tokens >= 4096 or is_interpreted else 4,
-            conv_unroll=1 if is_interpreted else 4,
-            conv_warps=warps_of(conv_channels, most=2),
-            head_channels=conv_channels,
-            head_warps=warps_of(conv_channels, most=2),
+            conv_tokens=32 if is_large else 8,
+            conv_unroll=8 if is_large else 4,
+            conv_warps=2,
+            head_channels=128,
+            head_warps=1,
             export_channels=block_of(H, 256),
-            export_columns=min(16, 1 << (caps.state_capacity - 1).bit_length()),
+            export_columns=min(16, power_of_two(caps.state_capacity)),
             export_warps=4,
+        )
+        return tuning.few_programs() if caps.device.type == "cpu" else tuning
+
+    def few_programs(self) -> Tuning:
+        """Returns choices for Triton's interpreter, which runs one program after another."""
+        return dataclasses.replace(
+            self, gate_tokens=16, gate_stride=16, conv_tokens=16, conv_unroll=1
         )
 
 
@@ -135,6 +150,6 @@ def block_of(size: int, most: int) -> int:
     return max(good) if good else min(powers, key=lambda power: (waste[power], -power))
 
 
-def warps_of(block: int, *, most: int) -> int:
-    """Returns the warps at which a thread has 8 elements of a block, from 1 to `most`."""
-    return min(max(block // 256, 1), most)
+def power_of_two(size: int) -> int:
+    """Returns the least power of two that is not below `size`."""
+    return 1 << (size - 1).bit_length()
