@@ -1,11 +1,13 @@
 # Every target sets up what it needs by itself and is quick when that is done already.
 #   TORCH=torch==2.12.0   another torch        PYTHON=python3.12   another interpreter
 #   TESTS=tests/cli       fewer tests          ARGS=...            more words for the tool
+#   JOBS=4                test processes
 
 export TORCH PYTHON
 
 VENV_PYTHON := .venv/bin/python
 TESTS ?= tests
+JOBS ?= 2
 
 # Tests that look at the tree itself: layers, exported names, documentation, receipts.
 HOUSE_TESTS := tests/test_layers.py tests/test_exports.py tests/test_documentation.py \
@@ -22,7 +24,7 @@ demo: setup
 	@tools/demo.sh
 
 test: setup
-	$(VENV_PYTHON) -m pytest $(TESTS) $(ARGS)
+	$(VENV_PYTHON) -m pytest --numprocesses $(JOBS) --dist worksteal $(TESTS) $(ARGS)
 
 # `make -k check` goes on after a failure, to show them all.
 check: $(CHECKS)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gramary import receipts
 from gramary.cli.app import COMMANDS
 
 REPOSITORY = Path(__file__).parent.parent
@@ -93,3 +94,20 @@ def test_the_readme_names_every_command() -> None:
     page = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     for command in COMMANDS:
         assert f"gramary {command}" in page, f"README.md does not show gramary {command}"
+
+
+def test_every_measured_line_is_that_of_its_receipt() -> None:
+    tool = load_tool("write_measurements_page")
+    measured = {
+        row.strip()
+        for path in (REPOSITORY / "benchmarks" / "results").glob("*.json")
+        for row in tool.render_rows(receipts.read(path), path.name)
+    }
+    for page in (REPOSITORY / "README.md", REPOSITORY / "docs" / "measurements.md"):
+        rows = re.findall(r"^\|.*`[\w.-]+\.json` \|$", page.read_text("utf-8"), re.MULTILINE)
+        assert rows, page
+        for row in rows:
+            assert row in measured, (
+                f"{page.name}: no receipt says this; run python tools/write_measurements_page.py: "
+                f"{row}"
+            )

@@ -122,7 +122,7 @@ def test_results_go_to_the_callers_buffer() -> None:
         ([1, 2], None, "expected a tensor"),
         (None, torch.int8, "dtype: expected one of"),
     ],
-    ids=lambda value: str(value)[:12],
+    ids=["shape", "both", "float64", "strided", "meta", "gradient", "list", "int8"],
 )
 def test_result_buffers_that_do_not_fit(out: Any, dtype: Any, problem: str) -> None:
     table, _ = loaded()

@@ -129,9 +129,12 @@ def shard_range(
     Raises:
         ArgumentError: the shard is no rank of that many, or the heads do not divide.
     """
+    is_pair = isinstance(shard, (tuple, list)) and [type(part) for part in shard] == [int, int]
+    if not is_pair or not 0 <= shard[0] < shard[1]:
+        raise ArgumentError(
+            f"shard: expected (rank, size), integers with 0 <= rank < size, got {shard!r}"
+        )
     rank, size = shard
-    if size < 1 or not 0 <= rank < size:
-        raise ArgumentError(f"shard: expected (rank, size) with 0 <= rank < size, got {shard}")
     if shard_by == "rows":
         rows_each = -(-spec.num_rows // size)
         return min(rank * rows_each, spec.num_rows), min((rank + 1) * rows_each, spec.num_rows)
@@ -186,8 +189,8 @@ def plan_placement(
         ArgumentError: a shard or kv_bytes out of range.
     """
     settings = settings or Settings()
-    if kv_bytes < 0:
-        raise ArgumentError(f"kv_bytes: expected at least 0, got {kv_bytes}")
+    if type(kv_bytes) is not int or kv_bytes < 0:
+        raise ArgumentError(f"kv_bytes: expected an integer of at least 0, got {kv_bytes!r}")
     requests = parse_placement(placement)
     first_row, end_row = shard_range(spec, shard, shard_by)
     total_bytes = (end_row - first_row) * codec.row_bytes

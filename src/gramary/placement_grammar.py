@@ -10,7 +10,7 @@ import re
 from fractions import Fraction
 from typing import Literal
 
-from gramary.errors import PlacementSyntaxError
+from gramary.errors import ArgumentError, PlacementSyntaxError
 
 TIERS = ("device", "host", "disk")
 UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -42,7 +42,10 @@ def parse_placement(text: str) -> tuple[TierRequest, ...]:
 
     Raises:
         PlacementSyntaxError: it does not parse; the message shows where, and the grammar.
+        ArgumentError: it is no string.
     """
+    if not isinstance(text, str):
+        raise ArgumentError(f"placement: expected a string, got {text!r}\n{GRAMMAR}")
     requests: list[TierRequest] = []
     position = 0
     for item in text.split(","):
