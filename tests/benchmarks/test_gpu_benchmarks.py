@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks import harness, gpu_state
+from benchmarks import gpu_state, harness
 from gramary import receipts
 
 
