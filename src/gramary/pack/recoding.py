@@ -24,7 +24,7 @@ from gramary.row_layout import TableSource
 TARGETS = ("keep", "bf16", "fp8", "nvfp4")
 
 # Re-coding takes some forty bytes of temporaries for each byte of rows.
-RECODE_CHUNK_BYTES = 1 << 20
+RECODE_CHUNK_BYTES = 1 << 17
 
 Progress = Callable[[int, int], None]
 
