@@ -1,7 +1,9 @@
 #include "disk/read_task.hpp"
 
+#include <cerrno>
 #include <cstring>
-#include <vector>
+#include <memory>
+#include <new>
 
 #include "disk/positioned_read.hpp"
 #include "disk/xxh64.hpp"
@@ -40,11 +42,16 @@ void ReadTask::deliver(const BlockRead& read, const std::uint8_t* data) {
 }
 
 void ReadTask::retry(const BlockRead& read) {
-    std::vector<std::uint8_t> buffer(read.length);
+    // Called on threads that no exception may leave.
+    const std::unique_ptr<std::uint8_t[]> buffer(new (std::nothrow) std::uint8_t[read.length]);
+    if (buffer == nullptr) {
+        fail({ReadFailure::Kind::read, read.address, ENOMEM});
+        return;
+    }
     const PositionedRead result =
-        read_fully(buffered_fd(read), buffer.data(), read.length, offset_of(read.address));
+        read_fully(buffered_fd(read), buffer.get(), read.length, offset_of(read.address));
     if (result.bytes >= read.needed) {
-        deliver(read, buffer.data());
+        deliver(read, buffer.get());
     } else {
         fail({ReadFailure::Kind::read, read.address + result.bytes, result.error});
     }

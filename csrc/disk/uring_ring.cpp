@@ -26,7 +26,11 @@ UringRing::UringRing(const FileSet& files, const Options& options, DiskStats& st
       num_entries_(options.num_entries),
       arena_bytes_(options.arena_bytes),
       is_lent_(!options.single_issuer),
-      slots_(2 * std::size_t{options.num_entries}) {}
+      slots_(2 * std::size_t{options.num_entries}) {
+    // Nothing is allocated while reads are in flight.
+    free_slots_.reserve(slots_.size());
+    done_.reserve(slots_.size());
+}
 
 UringRing::~UringRing() {
     if (is_open_) io_uring_queue_exit(&ring_);

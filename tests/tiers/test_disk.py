@@ -129,6 +129,8 @@ def test_closed_tier_and_wrong_arguments_are_refused(tmp_path) -> None:
         tier.gather(torch.zeros(3, dtype=torch.int64), torch.zeros(4, 16, dtype=torch.uint8))
     with pytest.raises(RowIdError, match=r"row_ids\[1\]: expected 0 to 9, got 10"):
         gather(tier, torch.tensor([0, 10, -1]))
+    with pytest.raises(ArgumentError, match="expected rows below 10, got 4 to 10"):
+        DiskTier(tier.layout, 4, 7)
     with pytest.raises(UnsupportedError):
         tier.write(0, rows)
     tier.close()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
-from gramary.errors import RowReadError, UnsupportedError
+from gramary.errors import ArgumentError, RowReadError, UnsupportedError
 from gramary.native.disk import DiskReader, FlatLayout
 from gramary.row_layout import RowLayout
 from gramary.settings import Settings
@@ -38,6 +38,11 @@ class DiskTier(Tier):
         self, layout: RowLayout, first_row: int, num_rows: int, settings: Settings | None = None
     ) -> None:
         super().__init__(first_row, num_rows, layout.row_bytes)
+        if self.end_row > layout.num_rows:
+            raise ArgumentError(
+                f"disk tier: expected rows below {layout.num_rows}, got {first_row} to "
+                f"{self.end_row - 1}"
+            )
         self.layout = layout
         chosen = settings or Settings()
         self.layout = layout
