@@ -20,7 +20,7 @@ from gramary.ops._triton.decode import decode
 from gramary.ops._triton.embed import embed, lookup
 from gramary.ops._triton.hash import HashConstants, ngram_ids
 from gramary.ops._triton.sticky_error import new_error
-from gramary.ops._triton.tiles import MAX_SMALL_ROWS
+from gramary.ops._triton.tiles import MAX_MEDIUM_ROWS, MAX_SMALL_ROWS
 from gramary.ops.extents import Extents
 
 pytestmark = [
@@ -98,16 +98,17 @@ def test_nothing_is_compiled_for_another_batch_or_table(compilations: list[str])
         lookup(ids.view(-1), extents, FP8, out.view(-1, 160), error)
         decode(rows, FP8, torch.empty(num_rows, 160, dtype=torch.bfloat16, device="cuda"))
 
-    many = [9] * (MAX_SMALL_ROWS // 27 + 1)
+    some, many = [3] * (MAX_SMALL_ROWS // 9 + 1), [9] * (MAX_MEDIUM_ROWS // 27 + 1)
     call(114, [1], 0)
-    call(MAX_SMALL_ROWS + 1, many, 0)
+    call(MAX_SMALL_ROWS + 1, some, 0)
+    call(MAX_MEDIUM_ROWS + 1, many, 0)
     torch.cuda.synchronize()
     compilations.clear()
     for num_rows, lengths in (
         (200, [1]),
         (115, [16]),
         (128, [1] * 16),
-        (MAX_SMALL_ROWS + 16, [1, 0, 7]),
+        (MAX_SMALL_ROWS + 16, [*some, 1]),
         (10**6, [*many, 5]),
     ):
         call(num_rows, lengths, 1024)

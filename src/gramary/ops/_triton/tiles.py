@@ -1,7 +1,7 @@
 """What the row kernels are compiled for: how rows are encoded, and how a program is shaped.
 
-Neither depends on the number of tokens, requests or rows beyond a choice between two tiles, so
-that a kernel is compiled at most twice for a table and an output dtype.
+Neither depends on the number of tokens, requests or rows beyond a choice between three tiles, so
+that a kernel is compiled at most three times for a table and an output dtype.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _FLOAT32_MAX = torch.finfo(torch.float32).max
 # The widest load of one thread.
 _MAX_ALIGN = 16
 
-# Rows of a batch up to which the small tile is used.
-MAX_SMALL_ROWS = 16384
+# Rows of a batch up to which the small and the medium tile are used.
+MAX_SMALL_ROWS = 1024
+MAX_MEDIUM_ROWS = 16384
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,14 +121,18 @@ class Tile:
         }
 
 
-# Measured on an H200 with fp8 rows (benchmarks/embed_gpu.py).
-_SMALL = Tile(rows=4, lanes=8, num_warps=1)
+# Among the best of a sweep on an H200 with fp8 rows, and what benchmarks/results/embed_gpu.json
+# was measured with.
+_SMALL = Tile(rows=4, lanes=32, num_warps=4)
+_MEDIUM = Tile(rows=16, lanes=8, num_warps=4)
 _LARGE = Tile(rows=16, lanes=4, num_warps=2)
 
 
 def tile_for(num_rows: int) -> Tile:
     """Returns the tile for a batch of `num_rows` rows: spread thin for latency, or dense."""
-    return _SMALL if num_rows <= MAX_SMALL_ROWS else _LARGE
+    if num_rows <= MAX_SMALL_ROWS:
+        return _SMALL
+    return _MEDIUM if num_rows <= MAX_MEDIUM_ROWS else _LARGE
 
 
 def _alignment(number: int) -> int:
