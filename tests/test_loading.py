@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gramary.errors import LoadError, ShardError
+from gramary.errors import ArgumentError, LoadError, ShardError
 from gramary.loading import LoadLedger, Route, ShardOrder, route_rows
 
 
@@ -103,8 +103,11 @@ def test_misshapen_shards_are_refused(
 
 
 def test_no_shards_are_refused() -> None:
-    with pytest.raises(LoadError, match="num_shards"):
-        ShardOrder(10, 0)
+    for num_shards in (0, "3", 1.5):
+        with pytest.raises(ArgumentError, match="num_shards"):
+            ShardOrder(10, num_shards)
+    with pytest.raises(ShardError, match="index"):
+        ShardOrder(10).rows_of("0", 5)
 
 
 @given(

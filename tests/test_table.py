@@ -153,7 +153,14 @@ def test_wrong_tokens_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "row_ids", [torch.tensor([1.0]), torch.tensor([True]), [1, 2], torch.tensor([1]).to("meta")]
+    "row_ids",
+    [
+        torch.tensor([1.0]),
+        torch.tensor([True]),
+        [1, 2],
+        torch.tensor([1]).to("meta"),
+        torch.tensor([1]).to_sparse(),
+    ],
 )
 def test_row_ids_must_be_integers_here(row_ids: Any) -> None:
     table, _ = loaded()
@@ -289,7 +296,8 @@ def test_nvfp4_shards_come_in_two_tensors() -> None:
 @pytest.mark.parametrize(
     "rows",
     [torch.zeros(5, 32), torch.zeros(5, 31, dtype=torch.bfloat16), torch.zeros(32), [1],
-     torch.zeros(5, 32, dtype=torch.uint8)],
+     torch.zeros(5, 32, dtype=torch.uint8), torch.zeros(5, 32, dtype=torch.bfloat16, device="meta"),
+     torch.zeros(5, 32, dtype=torch.bfloat16).to_sparse()],
 )  # fmt: skip
 def test_shards_of_another_shape_or_dtype_are_refused(rows: Any) -> None:
     table = Table.empty(SPEC, Codec("bf16", 32))
@@ -319,6 +327,18 @@ def test_what_cannot_be_honoured_is_refused_where_it_is_given() -> None:
         Table.empty(SPEC, codec, device="meta")
     with pytest.raises(ArgumentError, match="expected rows of 32 values like the spec, got 16"):
         Table.empty(SPEC, Codec("bf16", 16))
+    wrong: list[dict[str, Any]] = [
+        {"placement": None}, {"placement": b"host"}, {"shard": 0}, {"shard": (0,)},
+        {"shard": (0.0, 2)}, {"shard": (0, 1, 2)}, {"kv_bytes": 1.5}, {"kv_bytes": -1},
+        {"settings": {}}, {"num_shards": "3"}, {"device": 3.5},
+    ]  # fmt: skip
+    for options in wrong:
+        with pytest.raises(ArgumentError, match=f"{next(iter(options))}: expected"):
+            Table.empty(SPEC, codec, **options)
+    with pytest.raises(ArgumentError, match="spec: expected a HashSpec"):
+        Table.empty(None, codec)
+    with pytest.raises(ArgumentError, match="codec: expected a Codec"):
+        Table.empty(SPEC, "bf16")
     if not torch.cuda.is_available():
         with pytest.raises(PlacementError, match="no GPU"):
             Table.empty(SPEC, codec, placement="device")

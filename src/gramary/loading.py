@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from gramary.errors import LoadError, ShardError
+from gramary.errors import ArgumentError, LoadError, ShardError
 
 
 class HoldsRows(Protocol):
@@ -56,8 +56,10 @@ class ShardOrder:
     """
 
     def __init__(self, num_rows: int, num_shards: int | None = None) -> None:
-        if num_shards is not None and not num_shards >= 1:
-            raise LoadError(f"num_shards: expected at least 1, got {num_shards}")
+        if num_shards is not None and (type(num_shards) is not int or num_shards < 1):
+            raise ArgumentError(
+                f"num_shards: expected an integer of at least 1 or None, got {num_shards!r}"
+            )
         self.num_rows = num_rows
         self._rows_each = None if num_shards is None else max(1, -(-num_rows // num_shards))
 
@@ -72,8 +74,8 @@ class ShardOrder:
             ShardError: no table of this many rows has such a shard.
             LoadError: the shard alone does not tell its place.
         """
-        if index < 0:
-            raise ShardError(f"index: expected a shard number of at least 0, got {index}")
+        if type(index) is not int or index < 0:
+            raise ShardError(f"index: expected a shard number of at least 0, got {index!r}")
         if self._rows_each is None:
             self._rows_each = self._derive(index, num_rows)
         first_row = min(index * self._rows_each, self.num_rows)

@@ -53,9 +53,13 @@ def shard_rows(
         ScaleError: nvfp4 codes come without block scales.
         ArgumentError: scales come with rows that have none.
     """
-    if not isinstance(rows, torch.Tensor) or rows.dim() != 2:
-        got = describe(rows) if isinstance(rows, torch.Tensor) else type(rows).__name__
-        raise ShardError(f"shard {index}: expected rows of two dimensions, got {got}")
+    if not isinstance(rows, torch.Tensor):
+        raise ShardError(f"shard {index}: expected a tensor, got {type(rows).__name__}")
+    if rows.dim() != 2 or rows.layout != torch.strided or rows.is_meta:
+        raise ShardError(
+            f"shard {index}: expected rows of two dimensions, dense and with data, got "
+            f"{describe(rows)}, {rows.layout}, on {rows.device}"
+        )
     own_dtype = PLAIN_DTYPES.get(codec.name, torch.float8_e4m3fn)
     is_encoded = rows.dtype == torch.uint8 and rows.shape[1] == codec.row_bytes
     is_split = codec.name == "nvfp4" and not is_encoded

@@ -17,7 +17,13 @@ from gramary.ops import opaque
 from gramary.ops.flat_batch import check_flat_batch
 from gramary.placement import Placement
 from gramary.reading import compiled
-from gramary.reading.arguments import flat_row_ids, require_device, result_buffer
+from gramary.reading.arguments import (
+    chosen_settings,
+    flat_row_ids,
+    require_device,
+    require_type,
+    result_buffer,
+)
 from gramary.reading.base import TableReader
 from gramary.reading.choice import make_reader
 from gramary.row_store import Progress, RowStore
@@ -95,7 +101,7 @@ class Table:
             ArgumentError: an argument is out of its range.
         """
         source = open_source(path, layer)
-        settings = settings or Settings.from_env()
+        settings = chosen_settings(settings)
         request = StorageRequest(
             spec=source.spec,
             codec=source.codec,
@@ -152,6 +158,8 @@ class Table:
             PlacementError: the placement does not parse or cannot be honoured.
             ArgumentError: an argument is out of its range, or the codec does not fit the spec.
         """
+        require_type("spec", spec, HashSpec)
+        require_type("codec", codec, Codec)
         if codec.row_dim != spec.row_dim:
             raise ArgumentError(
                 f"codec: expected rows of {spec.row_dim} values like the spec, got {codec.row_dim}"
@@ -164,7 +172,7 @@ class Table:
             kv_bytes=kv_bytes,
             shard=shard,
             shard_by=shard_by,
-            settings=settings or Settings.from_env(),
+            settings=chosen_settings(settings),
         )
         if not request.depends_on_free_memory:
             plan_storage(request)

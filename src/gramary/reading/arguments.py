@@ -8,8 +8,23 @@ from gramary.codecs import Codec, describe
 from gramary.errors import ArgumentError, RowIdError
 from gramary.native.rows import first_wrong_row_id
 from gramary.ops.flat_batch import check_out
+from gramary.settings import Settings
 
 _ID_DTYPES = (torch.int32, torch.int64)
+
+
+def require_type(name: str, value: object, kind: type) -> None:
+    """Raises ArgumentError where an argument is no instance of `kind`."""
+    if not isinstance(value, kind):
+        raise ArgumentError(f"{name}: expected a {kind.__name__}, got {value!r}")
+
+
+def chosen_settings(settings: Settings | None) -> Settings:
+    """Returns the caller's settings, or those of the environment for None."""
+    if settings is None:
+        return Settings.from_env()
+    require_type("settings", settings, Settings)
+    return settings
 
 
 def flat_row_ids(row_ids: torch.Tensor) -> torch.Tensor:
@@ -20,8 +35,10 @@ def flat_row_ids(row_ids: torch.Tensor) -> torch.Tensor:
     """
     if not isinstance(row_ids, torch.Tensor):
         raise ArgumentError(f"row_ids: expected a tensor, got {type(row_ids).__name__}")
-    if row_ids.dtype not in _ID_DTYPES:
-        raise ArgumentError(f"row_ids: expected int32 or int64, got {describe(row_ids)}")
+    if row_ids.dtype not in _ID_DTYPES or row_ids.layout != torch.strided:
+        raise ArgumentError(
+            f"row_ids: expected dense int32 or int64, got {describe(row_ids)}, {row_ids.layout}"
+        )
     return row_ids.reshape(-1).contiguous()
 
 
