@@ -42,7 +42,7 @@ def render_rows(receipt: dict[str, Any], name: str) -> list[str]:
         for candidate, ratio in case["ratios"].items():
             target = case["targets"].get(candidate)
             median = format_value(case["candidates"][candidate]["median"], unit)
-            promised = "" if target is None else f"≤ {target['at_most']}: "
+            promised = "" if target is None else f"≤ {target['at_most']:.3g}: "
             promised += "" if target is None else ("met" if target["met"] else "missed")
             rows.append(
                 f"| {case['name']} ({case['cache']}) | {candidate} | {median} | {baseline} "
