@@ -94,7 +94,12 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def write_table_folder(
-    path: Path, spec: HashSpec, encoded: torch.Tensor, codec: Codec, num_shards: int = 5
+    path: Path,
+    spec: HashSpec,
+    encoded: torch.Tensor,
+    codec: Codec,
+    num_shards: int = 5,
+    num_layers: int = 2,
 ) -> Path:
     """Writes a model folder that holds nothing but a PLE table, in the layout of Hugging Face."""
     prefix = "model.layers.1.ple.ple_embedding."
@@ -122,7 +127,7 @@ def write_table_folder(
     save_file(tensors, path / "model.safetensors")
     config = {
         "model_type": "qwen4_exp_text",
-        "num_hidden_layers": 2,
+        "num_hidden_layers": num_layers,
         "ple_layer_ids": [2],
         "vocab_size": spec.vocab_size,
         "eos_token_id": spec.eos_token_id,

@@ -19,6 +19,7 @@ LAYERS = {
     "primes": 1,
     "model_config": 1,
     "hashing": 1,
+    "pipeline": 1,
     "codecs": 1,
     "placement_grammar": 1,
     "row_layout": 2,

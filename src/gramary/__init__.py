@@ -1,6 +1,6 @@
 """gramary: the runtime for hashed n-gram embedding tables in language-model serving."""
 
-from gramary import errors, ple
+from gramary import errors, pipeline, ple
 from gramary.batch import Batch
 from gramary.hashing import HashSpec
 from gramary.layer import PLELayer
@@ -25,6 +25,7 @@ __all__ = [
     "__version__",
     "errors",
     "ngram_ids",
+    "pipeline",
     "plan_placement",
     "ple",
 ]

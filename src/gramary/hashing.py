@@ -158,7 +158,19 @@ def num_ple_layers(config: object) -> int:
     Raises:
         ConfigError: a file cannot be read, or `ple_layer_ids` is wrong.
     """
-    return len(_ple_layer_ids(read_config(config)))
+    return len(ple_layer_ids(config))
+
+
+def ple_layer_ids(config: object) -> tuple[int, ...]:
+    """Returns the decoder layers of a model that have a PLE module, sorted, counted from 1.
+
+    Args:
+        config: as for `HashSpec.from_config`.
+
+    Raises:
+        ConfigError: a file cannot be read, or `ple_layer_ids` is wrong.
+    """
+    return _ple_layer_ids(read_config(config))
 
 
 def _ple_layer_ids(fields: Fields) -> tuple[int, ...]:
@@ -246,4 +258,4 @@ def _splitmix64(value: int) -> int:
     return value ^ (value >> 31)
 
 
-__all__ = ["HashSpec", "num_ple_layers"]
+__all__ = ["HashSpec", "num_ple_layers", "ple_layer_ids"]

@@ -1,0 +1,96 @@
+"""Pipeline parallelism: which stages own PLE layers, decided from the decoder layers they run.
+
+A stage runs the decoder layers start_layer to end_layer-1, counted from 0. Only a stage that owns a
+PLE layer opens its table, and makes a connector; the others need neither.
+
+    owned = ple_layers_of_stage(config, start_layer, end_layer)
+    tables = [Table.open(path, layer=layer) for layer in owned]
+    connector = Connector(tables, max_tokens=max_tokens) if tables else None
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gramary.errors import ArgumentError
+from gramary.hashing import ple_layer_ids
+from gramary.model_config import read_config
+
+
+def ple_layers_of_stage(config: object, start_layer: int, end_layer: int) -> tuple[int, ...]:
+    """Returns the PLE layers that a pipeline stage owns, as dense indices in layer order.
+
+    Args:
+        config: as for `HashSpec.from_config`.
+        start_layer: first decoder layer of the stage, counted from 0.
+        end_layer: one past its last; equal to start_layer for a stage without layers.
+
+    Returns:
+        Values for `Table.open(layer=...)` and `HashSpec.from_config(ple_index=...)`; empty where
+        the stage needs no table.
+
+    Raises:
+        ArgumentError: the layers are not a range of the model's.
+        ConfigError: a file cannot be read, or a field is missing or wrong.
+    """
+    num_layers = read_config(config).integer("num_hidden_layers")
+    _check_range("start_layer, end_layer", (start_layer, end_layer), num_layers)
+    # `ple_layer_ids` counts decoder layers from 1.
+    return tuple(
+        ple_index
+        for ple_index, layer_id in enumerate(ple_layer_ids(config))
+        if start_layer <= layer_id - 1 < end_layer
+    )
+
+
+def stages_of_ple_layers(
+    config: object, layer_ranges: Sequence[tuple[int, int]]
+) -> tuple[int, ...]:
+    """Returns the pipeline stage that owns each PLE layer, by the layer's dense index.
+
+    Args:
+        config: as for `HashSpec.from_config`.
+        layer_ranges: (start_layer, end_layer) of every stage, in the stages' order; together they
+            are the model's layers, each once.
+
+    Raises:
+        ArgumentError: a range is wrong, or they leave a layer out or run one twice.
+        ConfigError: a file cannot be read, or a field is missing or wrong.
+    """
+    num_layers = read_config(config).integer("num_hidden_layers")
+    next_layer = 0
+    owners: dict[int, int] = {}
+    for stage, bounds in enumerate(layer_ranges):
+        name = f"layer_ranges[{stage}]"
+        _check_range(name, bounds, num_layers)
+        start_layer, end_layer = bounds
+        if start_layer != next_layer:
+            raise ArgumentError(
+                f"{name}: expected to begin with layer {next_layer}, behind the stage before, "
+                f"got {tuple(bounds)}"
+            )
+        next_layer = end_layer
+        owners |= dict.fromkeys(ple_layers_of_stage(config, start_layer, end_layer), stage)
+    if next_layer != num_layers:
+        raise ArgumentError(
+            f"layer_ranges: expected all {num_layers} layers (num_hidden_layers), got the first "
+            f"{next_layer}"
+        )
+    return tuple(owners[ple_index] for ple_index in sorted(owners))
+
+
+def _check_range(name: str, bounds: Sequence[int], num_layers: int) -> None:
+    are_two = isinstance(bounds, (tuple, list)) and len(bounds) == 2
+    if not are_two or any(type(bound) is not int for bound in bounds):
+        raise ArgumentError(
+            f"{name}: expected two integers, the first layer and one past the last, got {bounds!r}"
+        )
+    start_layer, end_layer = bounds
+    if not 0 <= start_layer <= end_layer <= num_layers:
+        raise ArgumentError(
+            f"{name}: expected 0 <= start_layer <= end_layer <= {num_layers} (num_hidden_layers), "
+            f"got {start_layer} and {end_layer}"
+        )
+
+
+__all__ = ["ple_layers_of_stage", "stages_of_ple_layers"]
