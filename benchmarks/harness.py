@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -169,15 +168,10 @@ def run(
     for case in benchmark.build(smoke):
         cases.append(measure(case))
         print_case(cases[-1])
+    sources = [*benchmark.sources, "benchmarks/harness.py"]
     receipt = {
         "schema": receipts.SCHEMA,
-        "name": benchmark.name,
-        "command": [word.rsplit("/", 1)[-1] if word.startswith("/") else word for word in command],
-        "revision": machine.describe_revision(commit, clean),
-        "sources": machine.hash_sources([*benchmark.sources, "benchmarks/harness.py"]),
-        "taken_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "hardware": machine.describe_hardware(),
-        "versions": machine.describe_versions(),
+        **machine.describe_run(benchmark.name, sources, command, commit, clean),
         "cases": cases,
     }
     receipts.validate(receipt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import importlib.metadata
 import os
@@ -13,6 +14,33 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("torch", "numpy", "triton", "transformers", "safetensors", "vllm", "cuda-bindings")
+
+
+def describe_run(
+    name: str,
+    sources: Iterable[str],
+    command: Iterable[str],
+    commit: str | None = None,
+    clean: bool | None = None,
+) -> dict[str, Any]:
+    """Returns a receipt's head, but for its schema.
+
+    Args:
+        name: the benchmark or the run.
+        sources: glob patterns, from the repository's root, of the code that was measured.
+        command: words to repeat the run with; folders are cut off.
+        commit: revision of an exported tree; None asks git.
+        clean: whether that tree was unchanged; only with `commit`.
+    """
+    return {
+        "name": name,
+        "command": [word.rsplit("/", 1)[-1] if word.startswith("/") else word for word in command],
+        "revision": describe_revision(commit, clean),
+        "sources": hash_sources(sources),
+        "taken_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "hardware": describe_hardware(),
+        "versions": describe_versions(),
+    }
 
 
 def describe_hardware() -> dict[str, Any]:

@@ -101,7 +101,7 @@ def test_every_measured_line_is_that_of_its_receipt() -> None:
     measured = {
         row.strip()
         for path in (REPOSITORY / "benchmarks" / "results").glob("*.json")
-        for row in tool.render_rows(receipts.read(path), path.name)
+        for row in tool.render_results(receipts.read(path), path.name)
     }
     for page in (REPOSITORY / "README.md", REPOSITORY / "docs" / "measurements.md"):
         rows = re.findall(r"^\|.*`[\w.-]+\.json` \|$", page.read_text("utf-8"), re.MULTILINE)

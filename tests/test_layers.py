@@ -11,6 +11,8 @@ LAYERS = {
     "errors": 0,
     "settings": 0,
     "stats": 0,
+    "receipt_head": 0,
+    "count_receipts": 0,
     "receipts": 0,
     "machine": 0,
     "page_cache": 0,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gramary import receipts
+from gramary import count_receipts, receipts
 from gramary.errors import ReceiptError
 
 REPOSITORY = Path(__file__).parent.parent
@@ -151,3 +151,44 @@ def test_every_receipt_of_the_repository_is_valid() -> None:
         receipt = receipts.read(path)
         assert receipt["name"], path
         assert json.loads(path.read_text())["schema"] == receipts.SCHEMA
+
+
+def make_count_receipt() -> dict:
+    """Returns a small valid receipt of counts."""
+    receipt = {key: value for key, value in make_receipt().items() if key != "cases"}
+    run = {
+        "name": "fuzzing",
+        "parameters": {"seed": 0},
+        "seconds": 3600.5,
+        "counts": {"executions": 100_000, "refusals": 0},
+        "failures": [],
+    }
+    return receipt | {"schema": count_receipts.SCHEMA, "runs": [run]}
+
+
+def test_a_receipt_of_counts_is_accepted_and_read_back(tmp_path: Path) -> None:
+    receipt = make_count_receipt()
+    receipts.write(receipt, tmp_path / "fuzz.json")
+    assert receipts.read(tmp_path / "fuzz.json") == receipt
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("schema", "gramary.receipt.counts/0", "missing field 'cases'"),
+        ("runs", [], "receipt.runs"),
+        ("cases", [], "unknown field 'cases'"),
+        ("runs.0.seconds", -1.0, "length of time"),
+        ("runs.0.seconds", float("nan"), "length of time"),
+        ("runs.0.counts", {}, "nothing"),
+        ("runs.0.counts", {"executions": 0}, "nothing"),
+        ("runs.0.counts.executions", 1.5, "expected a count"),
+        ("runs.0.counts.executions", True, "expected a count"),
+        ("runs.0.failures", [1], "lines of text"),
+        ("runs.0.failures", ["wrote /var/lib/thing"], "absolute path"),
+        ("runs.0.extra", 1, "unknown field 'extra'"),
+    ],
+)
+def test_a_wrong_receipt_of_counts_is_refused(path: str, value: object, message: str) -> None:
+    with pytest.raises(ReceiptError, match=message):
+        receipts.validate(change(make_count_receipt(), path, value))

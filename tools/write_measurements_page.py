@@ -16,11 +16,14 @@ HEAD = """\
 
 Each line is a median of a candidate and of its baseline, taken in alternation in one run after
 their results were found equal; the ratio is candidate / baseline, so less is better. A receipt
-holds every sample, the command, the revision, the versions and what was warm or cold.
+holds every sample, the command, the revision, the versions and what was warm or cold. Tests,
+fuzzing and soaking are counted.
 
 """
 COLUMNS = "| work | candidate | median | baseline | median | ratio | promised | receipt |\n"
 RULE = "|---|---|---:|---|---:|---:|---|---|\n"
+COUNT_COLUMNS = "| run | counted | failures | length | receipt |\n"
+COUNT_RULE = "|---|---|---:|---:|---|\n"
 
 
 def format_value(value: float, unit: str) -> str:
@@ -51,6 +54,23 @@ def render_rows(receipt: dict[str, Any], name: str) -> list[str]:
     return rows
 
 
+def render_counts(receipt: dict[str, Any], name: str) -> list[str]:
+    """Returns a line for every run of a receipt of counts."""
+    rows = []
+    for run in receipt["runs"]:
+        counts = ", ".join(f"{count:,} {what}" for what, count in run["counts"].items())
+        failures = len(run["failures"]) or "none"
+        rows.append(
+            f"| {run['name']} | {counts} | {failures} | {run['seconds']:,.0f} s | `{name}` |\n"
+        )
+    return rows
+
+
+def render_results(receipt: dict[str, Any], name: str) -> list[str]:
+    """Returns the rows of a receipt of either kind."""
+    return render_rows(receipt, name) if "cases" in receipt else render_counts(receipt, name)
+
+
 def render_machine(receipt: dict[str, Any]) -> str:
     """Returns the machine and the revision of a receipt in a line."""
     hardware, versions = receipt["hardware"], receipt["versions"]
@@ -70,7 +90,8 @@ def render_page() -> str:
     for path in sorted(RESULTS.glob("*.json")):
         receipt = receipts.read(path)
         page += f"## {receipt['name']}\n\n{render_machine(receipt)}\n\n"
-        page += COLUMNS + RULE + "".join(render_rows(receipt, path.name)) + "\n"
+        page += COLUMNS + RULE if "cases" in receipt else COUNT_COLUMNS + COUNT_RULE
+        page += "".join(render_results(receipt, path.name)) + "\n"
     return page.rstrip("\n") + "\n"
 
 

@@ -2,29 +2,23 @@
 
 A receipt is one run of one benchmark. Its cases each time several candidates over the same work,
 in alternation, in one process; the correctness check ran first. Every raw sample is kept, and the
-summary numbers are recomputed when a receipt is read, so that none can be edited by hand:
+summary numbers are recomputed when a receipt is read, so that none can be edited by hand. Behind
+the head of `receipt_head.py`, `cases` is a list of
 
-    schema       "gramary.receipt/1"
-    name         the benchmark, e.g. "ngram_ids"
-    command      words of the command, file names without folders
-    revision     {commit: hex or null, clean: true, false or null}; null is "unknown"
-    sources      {path in the repository: sha256}: the code that was measured
-    taken_at     UTC, ISO 8601
-    hardware     {cpu, num_cpus, simd, memory_bytes, gpus: [{name, memory_bytes, capability}]}
-    versions     {python, gramary, torch, ...}
-    cases        a list of
-      name         e.g. "fp8 8192 tokens"
-      parameters   sizes and seeds, flat
-      unit         "us" or "bytes": lower is better in both
-      timer        how samples were taken: "cpu", "cuda_graph", "cuda_events" or "peak_memory"
-      cache        "cold" or "warm", and cache_note: what that means here
-      check        {what, compared}: the equality shown before timing, and how many values
-      bytes        {moved, floor, basis}: bytes that must move, the least time for them in `unit`
-                   or null, and what the floor rests on
-      baseline     the candidate that others are compared with
-      candidates   {name: {samples, median, p20, p80}}
-      ratios       {name: median / baseline's median}, for every other candidate
-      targets      {name: {at_most, met}}, for candidates with a promised ratio
+    name         e.g. "fp8 8192 tokens"
+    parameters   sizes and seeds, flat
+    unit         "us" or "bytes": lower is better in both
+    timer        how samples were taken: "cpu", "cuda_graph", "cuda_events" or "peak_memory"
+    cache        "cold" or "warm", and cache_note: what that means here
+    check        {what, compared}: the equality shown before timing, and how many values
+    bytes        {moved, floor, basis}: bytes that must move, the least time for them in `unit`
+                 or null, and what the floor rests on
+    baseline     the candidate that others are compared with
+    candidates   {name: {samples, median, p20, p80}}
+    ratios       {name: median / baseline's median}, for every other candidate
+    targets      {name: {at_most, met}}, for candidates with a promised ratio
+
+Tests, fuzzing and soaking are counted instead: `count_receipts.py`.
 """
 
 from __future__ import annotations
@@ -34,28 +28,16 @@ import math
 import re
 import socket
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gramary import count_receipts
 from gramary.errors import ReceiptError
+from gramary.receipt_head import refuse_paths, require_fields, validate_head
 
 SCHEMA = "gramary.receipt/1"
 
-_RECEIPT = {
-    "schema": str,
-    "name": str,
-    "command": list,
-    "revision": dict,
-    "sources": dict,
-    "taken_at": str,
-    "hardware": dict,
-    "versions": dict,
-    "cases": list,
-}
-_REVISION = {"commit": (str, type(None)), "clean": (bool, type(None))}
-_HARDWARE = {"cpu": str, "num_cpus": int, "simd": str, "memory_bytes": int, "gpus": list}
-_GPU = {"name": str, "memory_bytes": int, "capability": str}
 _CASE = {
     "name": str,
     "parameters": dict,
@@ -78,9 +60,6 @@ _TARGET = {"at_most": (int, float), "met": bool}
 UNITS = ("us", "bytes")
 TIMERS = ("cpu", "cuda_graph", "cuda_events", "peak_memory")
 CACHES = ("cold", "warm")
-
-# An absolute path of at least two components that starts a word: "GB/s" and "a/b" are no paths.
-_ABSOLUTE_PATH = re.compile(r"(?:^|[\s=:'\"(\[,])(?:/[\w.@+-]+){2,}|[A-Za-z]:\\\\")
 
 
 def summarise(samples: Sequence[float]) -> dict[str, Any]:
@@ -138,7 +117,7 @@ def compare(
 
 
 def validate(receipt: Any) -> None:
-    """Checks a receipt against the schema of this module and recomputes its summaries.
+    """Checks a receipt against the schema that it names, and recomputes its summaries.
 
     Args:
         receipt: the parsed JSON document.
@@ -147,37 +126,30 @@ def validate(receipt: Any) -> None:
         ReceiptError: a field is missing, unknown, of the wrong type or out of its range, a
             summary does not follow from the samples, or a text holds an absolute path.
     """
-    _require_fields("receipt", receipt, _RECEIPT)
+    if isinstance(receipt, Mapping) and receipt.get("schema") == count_receipts.SCHEMA:
+        count_receipts.validate(receipt)
+        return
+    validate_head(receipt, "cases")
     if receipt["schema"] != SCHEMA:
         raise ReceiptError(f"receipt.schema: expected {SCHEMA!r}, got {receipt['schema']!r}")
-    _require_fields("receipt.revision", receipt["revision"], _REVISION)
-    commit = receipt["revision"]["commit"]
-    if commit is not None and not re.fullmatch(r"[0-9a-f]{40}", commit):
-        raise ReceiptError(f"receipt.revision.commit: expected 40 hex digits, got {commit!r}")
-    _require_fields("receipt.hardware", receipt["hardware"], _HARDWARE)
-    for index, gpu in enumerate(receipt["hardware"]["gpus"]):
-        _require_fields(f"receipt.hardware.gpus[{index}]", gpu, _GPU)
-    for field in ("sources", "versions", "cases", "command"):
-        if not receipt[field]:
-            raise ReceiptError(f"receipt.{field}: expected at least one entry, got none")
     for index, case in enumerate(receipt["cases"]):
         _validate_case(f"receipt.cases[{index}]", case)
-    _refuse_paths("receipt", receipt)
+    refuse_paths("receipt", receipt)
 
 
 def _validate_case(where: str, case: Any) -> None:
-    _require_fields(where, case, _CASE)
+    require_fields(where, case, _CASE)
     for field, choices in (("unit", UNITS), ("timer", TIMERS), ("cache", CACHES)):
         if case[field] not in choices:
             raise ReceiptError(f"{where}.{field}: expected one of {choices}, got {case[field]!r}")
-    _require_fields(f"{where}.check", case["check"], _CHECK)
+    require_fields(f"{where}.check", case["check"], _CHECK)
     if case["check"]["compared"] < 1:
         raise ReceiptError(f"{where}.check.compared: expected at least 1: nothing was checked")
-    _require_fields(f"{where}.bytes", case["bytes"], _BYTES)
+    require_fields(f"{where}.bytes", case["bytes"], _BYTES)
     for name, summary in case["candidates"].items():
-        _require_fields(f"{where}.candidates.{name}", summary, _SUMMARY)
+        require_fields(f"{where}.candidates.{name}", summary, _SUMMARY)
     for name, target in case["targets"].items():
-        _require_fields(f"{where}.targets.{name}", target, _TARGET)
+        require_fields(f"{where}.targets.{name}", target, _TARGET)
     if len(case["candidates"]) < 2:
         raise ReceiptError(f"{where}.candidates: expected a baseline and one more candidate")
     recomputed = compare(
@@ -225,26 +197,6 @@ def read(path: str | Path) -> dict[str, Any]:
     return dict(receipt)
 
 
-def _require_fields(where: str, value: Any, fields: Mapping[str, Any]) -> None:
-    if not isinstance(value, Mapping):
-        raise ReceiptError(f"{where}: expected an object, got {type(value).__name__}")
-    for problem, names in (
-        ("missing", [name for name in fields if name not in value]),
-        ("unknown", [name for name in value if name not in fields]),
-    ):
-        if names:
-            raise ReceiptError(f"{where}: {problem} field {names[0]!r}")
-    for name, kinds in fields.items():
-        # bool is an int to isinstance; a count must not be one.
-        wrong_bool = isinstance(value[name], bool) and not _accepts_bool(kinds)
-        if wrong_bool or not isinstance(value[name], kinds):
-            raise ReceiptError(f"{where}.{name}: wrong type {type(value[name]).__name__}")
-
-
-def _accepts_bool(kinds: Any) -> bool:
-    return bool in kinds if isinstance(kinds, tuple) else kinds is bool
-
-
 def _require_samples(where: str, samples: Sequence[float]) -> None:
     if not samples:
         raise ReceiptError(f"{where}: expected at least one sample, got none")
@@ -252,17 +204,3 @@ def _require_samples(where: str, samples: Sequence[float]) -> None:
         is_number = isinstance(sample, (int, float)) and not isinstance(sample, bool)
         if not is_number or not math.isfinite(sample) or sample < 0:
             raise ReceiptError(f"{where}: expected finite numbers of at least 0, got {sample!r}")
-
-
-def _refuse_paths(where: str, value: Any) -> None:
-    if isinstance(value, str):
-        if _ABSOLUTE_PATH.search(value):
-            raise ReceiptError(f"{where}: holds an absolute path: {value!r}")
-        return
-    children: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, Mapping):
-        children = value.items()
-    elif isinstance(value, (list, tuple)):
-        children = enumerate(value)
-    for key, child in children:
-        _refuse_paths(f"{where}.{key}", child)

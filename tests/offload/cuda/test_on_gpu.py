@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 # Every batch rings, however small; nothing takes longer than the time-out to go wrong.
-FORCED = Settings(force_doorbell=True, request_timeout_s=5, num_threads=4, host_gather_rows=4096)
+FORCED = Settings(force_doorbell=True, request_timeout_s=5, host_gather_rows=4096)
 QUICK = dataclasses.replace(FORCED, request_timeout_s=0.3)
 
 SPLIT = "device=30KiB,host"
