@@ -63,15 +63,32 @@ void ThreadPool::worker_loop() {
     }
 }
 
+bool ThreadPool::is_for_caller(std::int64_t count, std::int64_t grain) const {
+    return count <= std::max<std::int64_t>(grain, 1) || workers_.empty() || getpid() != owner_pid_;
+}
+
 void ThreadPool::parallel_for(std::int64_t count, std::int64_t grain, const Body& body) {
     if (count <= 0) return;
-    grain = std::max<std::int64_t>(grain, 1);
-    if (count <= grain || workers_.empty() || getpid() != owner_pid_) {
-        body(0, count);
-        return;
-    }
+    if (is_for_caller(count, grain)) return body(0, count);
     std::lock_guard turn(turn_);
-    Job job{&body, count, grain};
+    share(count, grain, body);
+}
+
+bool ThreadPool::try_parallel_for(std::int64_t count, std::int64_t grain, const Body& body) {
+    if (count <= 0) return true;
+    if (is_for_caller(count, grain)) {
+        body(0, count);
+        return true;
+    }
+    std::unique_lock turn(turn_, std::try_to_lock);
+    if (!turn) return false;
+    share(count, grain, body);
+    return true;
+}
+
+// With the turn taken.
+void ThreadPool::share(std::int64_t count, std::int64_t grain, const Body& body) {
+    Job job{&body, count, std::max<std::int64_t>(grain, 1)};
     {
         std::lock_guard lock(mutex_);
         job_ = &job;

@@ -29,6 +29,8 @@ class ThreadPool {
     int num_threads() const noexcept { return static_cast<int>(workers_.size()) + 1; }
 
     void parallel_for(std::int64_t count, std::int64_t grain, const Body& body);
+    // The same, or false at once where another call has the workers.
+    bool try_parallel_for(std::int64_t count, std::int64_t grain, const Body& body);
 
     // The process-wide pool, made at first use with default_num_threads() threads.
     static ThreadPool& shared();
@@ -41,6 +43,8 @@ class ThreadPool {
     struct Job;
     void worker_loop();
     static void work_on(Job& job);
+    bool is_for_caller(std::int64_t count, std::int64_t grain) const;
+    void share(std::int64_t count, std::int64_t grain, const Body& body);
 
     std::mutex turn_;  // one job at a time
     std::mutex mutex_;

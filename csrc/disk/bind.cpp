@@ -134,6 +134,7 @@ nb::dict stats_of(const BoundReader& self) {
     put("planning_ns", stats.planning_ns);
     put("cached_ns", stats.cached_ns);
     put("reading_ns", stats.reading_ns);
+    put("submitting_ns", stats.submitting_ns);
     put("waiting_ns", stats.waiting_ns);
     put("scattering_ns", stats.scattering_ns);
     return snapshot;

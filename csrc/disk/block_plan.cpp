@@ -40,12 +40,14 @@ void radix_sort(std::vector<Fragment>& fragments, std::vector<Fragment>& spare) 
 }  // namespace
 
 void locate_rows(const RowMap& map, std::span<const std::int64_t> row_ids,
-                 std::vector<Fragment>& fragments, std::vector<Fragment>& spare) {
+                 std::span<const std::int64_t> places, std::vector<Fragment>& fragments,
+                 std::vector<Fragment>& spare) {
     const std::int64_t parts = map.parts_per_row();
     fragments.resize(row_ids.size() * static_cast<std::size_t>(parts));
     const auto locate = [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) {
-            map.locate(row_ids[static_cast<std::size_t>(i)], i, fragments.data() + i * parts);
+            const auto at = static_cast<std::size_t>(i);
+            map.locate(row_ids[at], places.empty() ? i : places[at], fragments.data() + i * parts);
         }
     };
     ThreadPool::shared().parallel_for(static_cast<std::int64_t>(row_ids.size()), kLocateGrain,

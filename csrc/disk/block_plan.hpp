@@ -30,10 +30,12 @@ struct ReadRules {
 
 constexpr std::uint64_t kPageBytes = 4096;
 
-// Fragments of `row_ids` in the order of their addresses. Large batches are located and sorted by
-// the shared thread pool. `spare` is memory for that.
+// Fragments of `row_ids` in the order of their addresses; row i belongs at row places[i] of the
+// output, or at row i where `places` is empty. Large batches are located by the shared thread pool.
+// `spare` is memory for sorting.
 void locate_rows(const RowMap& map, std::span<const std::int64_t> row_ids,
-                 std::vector<Fragment>& fragments, std::vector<Fragment>& spare);
+                 std::span<const std::int64_t> places, std::vector<Fragment>& fragments,
+                 std::vector<Fragment>& spare);
 
 // Distinct blocks of `alignment` bytes that sorted fragments touch. Pure.
 std::int64_t count_blocks(std::span<const Fragment> fragments, std::uint64_t alignment);

@@ -5,56 +5,49 @@
 #include "base/thread_pool.hpp"
 #include "disk/aligned_buffer.hpp"
 #include "disk/positioned_read.hpp"
+#include "disk/residency.hpp"
 
 namespace gramary {
 namespace {
 
 // Up to this many reads the caller tries alone.
 constexpr std::int64_t kGrain = 512;
-constexpr std::size_t kSampleReads = 64;
-constexpr std::int64_t kSampleHitsWorthwhile = 4;
+
+// Whether a read found all its bytes in the page cache; they are at `data` then.
+bool try_read(const ReadTask& task, const BlockRead& read, std::uint8_t* data, bool asks_first) {
+    const int fd = task.buffered_fd(read);
+    const std::int64_t offset = offset_of(read.address);
+    if (asks_first && ask_residency(fd, offset, read.needed) == Residency::missing) return false;
+    return read_cached(fd, data, read.needed, offset);
+}
 
 }  // namespace
 
-void CachedPass::start(const ReadTask& task) {
+void CachedPass::run(ReadTask& task, bool asks_first) {
+    const auto count = static_cast<std::int64_t>(task.reads().size());
     is_missing_.assign(task.reads().size(), 1);
     num_hits_ = 0;
     hit_bytes_ = 0;
-}
-
-bool CachedPass::try_sample(ReadTask& task) {
-    const std::size_t count = task.reads().size();
-    if (count < kSampleReads) return true;
-    try_range(task, 0, count, count / kSampleReads);
-    return num_hits() >= kSampleHitsWorthwhile;
-}
-
-void CachedPass::try_all(ReadTask& task) {
+    const auto try_share = [&](std::int64_t begin, std::int64_t end) {
+        try_range(task, asks_first, begin, end);
+    };
     ThreadPool& pool = ThreadPool::shared();
-    const auto count = static_cast<std::int64_t>(task.reads().size());
     // Small enough that no thread is waited for long: a read takes microseconds.
     const std::int64_t share =
         std::clamp<std::int64_t>(count / (4 * pool.num_threads()), 32, kGrain);
-    pool.parallel_for(
-        count, count > kGrain ? share : kGrain, [&](std::int64_t begin, std::int64_t end) {
-            try_range(task, static_cast<std::size_t>(begin), static_cast<std::size_t>(end), 1);
-        });
+    if (count <= kGrain || !pool.try_parallel_for(count, share, try_share)) try_share(0, count);
 }
 
-void CachedPass::try_range(ReadTask& task, std::size_t begin, std::size_t end, std::size_t step) {
+void CachedPass::try_range(ReadTask& task, bool asks_first, std::int64_t begin, std::int64_t end) {
     thread_local AlignedBuffer buffer;
     std::int64_t hits = 0;
     std::int64_t bytes = 0;
-    for (std::size_t i = begin; i < end && !task.failed(); i += step) {
-        if (is_missing_[i] == 0) continue;
+    for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
+        if (task.failed()) break;
         const BlockRead& read = task.reads()[i];
         std::uint8_t* const place = task.destination(read);
         std::uint8_t* const data = place != nullptr ? place : buffer.reserve(read.length);
-        const CacheAnswer answer =
-            read_cached(task.buffered_fd(read), data, read.needed, offset_of(read.address));
-        // A file system that cannot tell counts as cold.
-        if (answer == CacheAnswer::unsupported) break;
-        if (answer == CacheAnswer::miss) continue;
+        if (!try_read(task, read, data, asks_first)) continue;
         if (place == nullptr) task.deliver(read, data);
         is_missing_[i] = 0;
         ++hits;

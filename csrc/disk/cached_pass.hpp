@@ -7,17 +7,14 @@
 
 namespace gramary {
 
-// Reads of a task what the page cache holds and remembers what it does not. Never waits for
-// storage. One pass serves one task at a time; its memory is reused by the next.
+// Reads of a task what the page cache holds and remembers what it does not. One pass serves one
+// task at a time; its memory is reused by the next.
 class CachedPass {
  public:
-    // Forgets the task before; every read is missing.
-    void start(const ReadTask& task);
-    // Tries a few reads spread over the task: false when so few are cached that asking for the
-    // rest would cost more than it saves.
-    bool try_sample(ReadTask& task);
-    // Tries all missing reads: up to a few hundred on the caller, more with the shared pool.
-    void try_all(ReadTask& task);
+    // Tries all reads of a task: up to a few hundred on the caller, more with the shared pool where
+    // it is idle. With `asks_first` a read is tried only where the kernel says that it is cached;
+    // without, one that is not costs a read that the kernel may start in vain.
+    void run(ReadTask& task, bool asks_first);
 
     std::int64_t num_hits() const noexcept { return num_hits_.load(std::memory_order_relaxed); }
     std::int64_t hit_bytes() const noexcept { return hit_bytes_.load(std::memory_order_relaxed); }
@@ -25,7 +22,7 @@ class CachedPass {
     void keep_missing(std::span<const BlockRead> reads, std::vector<Fragment>& fragments) const;
 
  private:
-    void try_range(ReadTask& task, std::size_t begin, std::size_t end, std::size_t step);
+    void try_range(ReadTask& task, bool asks_first, std::int64_t begin, std::int64_t end);
 
     std::vector<std::uint8_t> is_missing_;
     std::atomic<std::int64_t> num_hits_{0};

@@ -7,6 +7,7 @@
 #include "disk/mmap_backend.hpp"
 #include "disk/pread_backend.hpp"
 #include "disk/read_planner.hpp"
+#include "disk/residency.hpp"
 #include "disk/uring_backend.hpp"
 
 namespace gramary {
@@ -14,9 +15,9 @@ namespace {
 
 // Rows planned at a time: bounds the scratch memory of a call.
 constexpr std::size_t kPieceRows = std::size_t{1} << 18;
-// From this many reads on a batch is large: a sample decides whether the page cache is worth
+// From this many blocks on a batch is large: a sample decides whether the page cache is worth
 // asking, and what it misses bypasses it.
-constexpr std::size_t kLargeFrom = 4096;
+constexpr std::int64_t kLargeFrom = 4096;
 constexpr std::uint32_t kDirectReadBytes = 8192;
 constexpr int kPreadThreads = 32;
 constexpr std::size_t kMaxIdleScratch = 2;
@@ -103,16 +104,24 @@ ReadRules DiskReader::direct_rules() const noexcept {
 }
 
 std::optional<ReadFailure> DiskReader::read(std::span<const std::int64_t> row_ids,
-                                            std::uint8_t* out) {
+                                            std::uint8_t* out,
+                                            std::span<const std::int64_t> places) {
     const ScratchLoan loan(*this);
     Scratch& scratch = *loan.scratch;
     DiskStats::add(stats_.num_batches, 1);
     DiskStats::add(stats_.num_rows, static_cast<std::int64_t>(row_ids.size()));
     DiskStats::add(stats_.row_bytes, static_cast<std::int64_t>(row_ids.size()) * map_.row_bytes());
     for (std::size_t begin = 0; begin < row_ids.size(); begin += kPieceRows) {
-        const auto piece = row_ids.subspan(begin, std::min(kPieceRows, row_ids.size() - begin));
-        const auto failure =
-            read_piece(piece, out + static_cast<std::int64_t>(begin) * map_.row_bytes(), scratch);
+        const std::size_t count = std::min(kPieceRows, row_ids.size() - begin);
+        const bool is_dense = places.empty();
+        {
+            StopWatch watch(stats_.planning_ns);
+            locate_rows(map_, row_ids.subspan(begin, count),
+                        is_dense ? places : places.subspan(begin, count), scratch.fragments,
+                        scratch.spare);
+        }
+        const std::int64_t first_row = is_dense ? static_cast<std::int64_t>(begin) : 0;
+        const auto failure = read_located(out + first_row * map_.row_bytes(), scratch);
         if (failure) {
             DiskStats::add(stats_.num_failures, 1);
             return failure;
@@ -121,34 +130,33 @@ std::optional<ReadFailure> DiskReader::read(std::span<const std::int64_t> row_id
     return std::nullopt;
 }
 
-std::optional<ReadFailure> DiskReader::read_piece(std::span<const std::int64_t> row_ids,
-                                                  std::uint8_t* out, Scratch& scratch) {
-    {
-        StopWatch watch(stats_.planning_ns);
-        locate_rows(map_, row_ids, scratch.fragments, scratch.spare);
-        DiskStats::add(stats_.num_blocks, count_blocks(scratch.fragments, kPageBytes));
-        DiskStats::add(stats_.num_distinct_rows,
-                       count_distinct(scratch.fragments) / map_.parts_per_row());
-        scratch.planner.plan(scratch.fragments, buffered_rules(), scratch.reads);
+// Reads the fragments of one piece.
+std::optional<ReadFailure> DiskReader::read_located(std::uint8_t* out, Scratch& scratch) {
+    const std::int64_t num_blocks = count_blocks(scratch.fragments, kPageBytes);
+    DiskStats::add(stats_.num_blocks, num_blocks);
+    DiskStats::add(stats_.num_distinct_rows,
+                   count_distinct(scratch.fragments) / map_.parts_per_row());
+    if (num_blocks < backend_->whole_batches_below()) return run_backend(out, scratch, false);
+    const bool is_large = num_blocks >= kLargeFrom;
+    const Warmth warmth = is_large ? measure_warmth(files_, scratch.fragments) : Warmth::warm;
+    if (warmth != Warmth::cold) {
+        if (const auto failure = read_cached_part(out, scratch, warmth == Warmth::mixed)) {
+            return failure;
+        }
+        if (scratch.fragments.empty()) return std::nullopt;
     }
-    if (scratch.reads.size() < backend_->whole_tasks_below()) {
-        return run_backend(out, scratch, false);
-    }
-    if (const auto failure = read_cached_part(out, scratch)) return failure;
-    if (scratch.fragments.empty()) return std::nullopt;
-    const bool direct = files_.direct() && scratch.fragments.size() >= kLargeFrom;
-    scratch.planner.plan(scratch.fragments, direct ? direct_rules() : buffered_rules(),
-                         scratch.reads);
-    return run_backend(out, scratch, direct);
+    const auto num_left = static_cast<std::int64_t>(scratch.fragments.size());
+    return run_backend(out, scratch, files_.direct() && is_large && num_left >= kLargeFrom);
 }
 
 // Reads what the page cache holds; leaves in `fragments` what it does not.
-std::optional<ReadFailure> DiskReader::read_cached_part(std::uint8_t* out, Scratch& scratch) {
+std::optional<ReadFailure> DiskReader::read_cached_part(std::uint8_t* out, Scratch& scratch,
+                                                        bool asks_first) {
     StopWatch watch(stats_.cached_ns);
+    scratch.planner.plan(scratch.fragments, buffered_rules(), scratch.reads);
     ReadTask task(files_, checks_, scratch.fragments, scratch.reads, out, false);
     CachedPass& pass = scratch.pass;
-    pass.start(task);
-    if (scratch.reads.size() < kLargeFrom || pass.try_sample(task)) pass.try_all(task);
+    pass.run(task, asks_first);
     DiskStats::add(stats_.num_cached_reads, pass.num_hits());
     DiskStats::add(stats_.read_bytes, pass.hit_bytes());
     pass.keep_missing(scratch.reads, scratch.fragments);
@@ -157,6 +165,11 @@ std::optional<ReadFailure> DiskReader::read_cached_part(std::uint8_t* out, Scrat
 
 std::optional<ReadFailure> DiskReader::run_backend(std::uint8_t* out, Scratch& scratch,
                                                    bool direct) {
+    {
+        StopWatch watch(stats_.planning_ns);
+        scratch.planner.plan(scratch.fragments, direct ? direct_rules() : buffered_rules(),
+                             scratch.reads);
+    }
     StopWatch watch(stats_.reading_ns);
     ReadTask task(files_, checks_, scratch.fragments, scratch.reads, out, direct);
     backend_->run(task);

@@ -29,10 +29,11 @@ struct DiskOptions {
 // Reads encoded rows from files.
 //
 // A batch is located, sorted and planned (block_plan). A small one goes to the backend through the
-// page cache. Of a large one, what the page cache holds is read by the shared thread pool, unless a
-// sample shows that it holds too little; what it misses goes to the backend, through O_DIRECT when
-// there is much of it. The batch itself is the measurement: no state is carried from one to the
-// next. Any number of threads may read at once; destroyed only when none does.
+// page cache, on the calling thread. Of a large one, what the page cache holds is read by the
+// shared thread pool, unless a sample shows that it holds too little (residency); what it misses
+// goes to the backend, through O_DIRECT when there is much of it. The batch itself is the
+// measurement: no state is carried from one to the next. Any number of threads may read at once,
+// and small batches never wait for large ones; destroyed only when no thread reads.
 class DiskReader {
  public:
     // Thrown by the constructor when the reader asked for cannot be had.
@@ -44,9 +45,11 @@ class DiskReader {
                const DiskOptions& options);
     ~DiskReader();
 
-    // Fills out[i] with row row_ids[i]; 0 <= id < num_rows. After a failure the output is
-    // unspecified and the next call starts afresh.
-    std::optional<ReadFailure> read(std::span<const std::int64_t> row_ids, std::uint8_t* out);
+    // Fills row places[i] of `out` with row row_ids[i], or row i where `places` is empty;
+    // 0 <= id < num_rows, places differ. After a failure these rows of the output are unspecified
+    // and the next call starts afresh.
+    std::optional<ReadFailure> read(std::span<const std::int64_t> row_ids, std::uint8_t* out,
+                                    std::span<const std::int64_t> places = {});
 
     const RowMap& map() const noexcept { return map_; }
     const FileSet& files() const noexcept { return files_; }
@@ -60,9 +63,9 @@ class DiskReader {
  private:
     struct Scratch;
     struct ScratchLoan;
-    std::optional<ReadFailure> read_piece(std::span<const std::int64_t> row_ids, std::uint8_t* out,
-                                          Scratch& scratch);
-    std::optional<ReadFailure> read_cached_part(std::uint8_t* out, Scratch& scratch);
+    std::optional<ReadFailure> read_located(std::uint8_t* out, Scratch& scratch);
+    std::optional<ReadFailure> read_cached_part(std::uint8_t* out, Scratch& scratch,
+                                                bool asks_first);
     std::optional<ReadFailure> run_backend(std::uint8_t* out, Scratch& scratch, bool direct);
     void choose_backend(const DiskOptions& options);
     ReadRules buffered_rules() const noexcept;

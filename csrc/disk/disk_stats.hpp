@@ -23,6 +23,7 @@ struct DiskStats {
     Counter planning_ns{0};
     Counter cached_ns{0};      // of large batches: reading what the page cache holds
     Counter reading_ns{0};     // in the backend
+    Counter submitting_ns{0};  // of it, handing reads in (io_uring, summed over threads)
     Counter waiting_ns{0};     // of it, for the storage (io_uring, summed over threads)
     Counter scattering_ns{0};  // of it, checking and copying (io_uring, summed over threads)
 

@@ -20,7 +20,7 @@ class MmapBackend final : public ReadBackend {
     ~MmapBackend() override;
     void run(ReadTask& task) override;
     const char* name() const noexcept override { return "mmap"; }
-    std::size_t whole_tasks_below() const noexcept override { return SIZE_MAX; }
+    std::int64_t whole_batches_below() const noexcept override { return INT64_MAX; }
 
  private:
     struct Mapping {

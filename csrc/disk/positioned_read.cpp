@@ -22,15 +22,9 @@ PositionedRead read_fully(int fd, std::uint8_t* buffer, std::uint32_t length, st
     return {done, 0};
 }
 
-CacheAnswer read_cached(int fd, std::uint8_t* buffer, std::uint32_t length, std::int64_t offset) {
-    // RWF_NOWAIT also keeps the kernel from starting reads of its own (IOCB_NOIO).
+bool read_cached(int fd, std::uint8_t* buffer, std::uint32_t length, std::int64_t offset) {
     iovec piece{buffer, length};
-    const ssize_t got = ::preadv2(fd, &piece, 1, offset, RWF_NOWAIT);
-    if (got == static_cast<ssize_t>(length)) return CacheAnswer::hit;
-    if (got < 0 && (errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL)) {
-        return CacheAnswer::unsupported;
-    }
-    return CacheAnswer::miss;
+    return ::preadv2(fd, &piece, 1, offset, RWF_NOWAIT) == static_cast<ssize_t>(length);
 }
 
 }  // namespace gramary

@@ -14,10 +14,8 @@ struct PositionedRead {
 // signals. A descriptor opened with O_DIRECT needs aligned arguments.
 PositionedRead read_fully(int fd, std::uint8_t* buffer, std::uint32_t length, std::int64_t offset);
 
-enum class CacheAnswer { hit, miss, unsupported };
-
-// Reads all `length` bytes from the page cache or says that some would have to come from storage,
-// which it neither waits for nor asks for.
-CacheAnswer read_cached(int fd, std::uint8_t* buffer, std::uint32_t length, std::int64_t offset);
+// Whether all `length` bytes could be read from the page cache. Never waits for storage; of what is
+// missing a kernel may start a read (Linux does since 6.2) that a later call then finds.
+bool read_cached(int fd, std::uint8_t* buffer, std::uint32_t length, std::int64_t offset);
 
 }  // namespace gramary

@@ -13,8 +13,8 @@ class ReadBackend {
     virtual ~ReadBackend() = default;
     virtual void run(ReadTask& task) = 0;
     virtual const char* name() const noexcept = 0;
-    // Buffered tasks of fewer reads come here whole, the cached reads among them.
-    virtual std::size_t whole_tasks_below() const noexcept { return 0; }
+    // Batches of fewer blocks come here whole, the cached ones among them.
+    virtual std::int64_t whole_batches_below() const noexcept { return 0; }
     // What the machine did not grant, in words, or empty.
     virtual std::string shortcoming() const { return {}; }
 };

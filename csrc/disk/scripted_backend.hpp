@@ -27,7 +27,7 @@ class ScriptedBackend final : public ReadBackend {
         : behind_(std::move(behind)), faults_(std::move(faults)) {}
     void run(ReadTask& task) override;
     const char* name() const noexcept override { return "scripted"; }
-    std::size_t whole_tasks_below() const noexcept override { return SIZE_MAX; }
+    std::int64_t whole_batches_below() const noexcept override { return INT64_MAX; }
 
  private:
     std::unique_ptr<ReadBackend> behind_;

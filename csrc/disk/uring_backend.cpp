@@ -12,7 +12,7 @@ namespace {
 // A lent ring: enough entries for a decode batch in one system call, 512 KiB of memory.
 constexpr UringRing::Options kLentRing{256, std::size_t{1} << 19, false};
 // From this many reads on a task is worth waking the lanes for.
-constexpr std::size_t kLanesFrom = 4096;
+constexpr std::int64_t kLanesFrom = 4096;
 
 // All reads of one task, in order.
 class TaskSource final : public ReadSource {
@@ -87,7 +87,7 @@ UringLanes& UringBackend::lanes() {
     return *lanes_;
 }
 
-std::size_t UringBackend::whole_tasks_below() const noexcept {
+std::int64_t UringBackend::whole_batches_below() const noexcept {
     return getpid() == owner_pid_ ? kLanesFrom : 0;
 }
 
@@ -95,8 +95,8 @@ void UringBackend::run(ReadTask& task) {
     const std::uint32_t longest = longest_read(task);
     if (getpid() != owner_pid_ || longest > kLentRing.arena_bytes) {
         read_plainly(task);
-    } else if (task.reads().size() >= kLanesFrom && longest <= UringLanes::kLongestRead &&
-               lanes().is_running()) {
+    } else if (static_cast<std::int64_t>(task.reads().size()) >= kLanesFrom &&
+               longest <= UringLanes::kLongestRead && lanes().is_running()) {
         lanes().run(task);
     } else {
         run_here(task);

@@ -26,7 +26,7 @@ class UringBackend final : public ReadBackend {
     ~UringBackend() override;
     void run(ReadTask& task) override;
     const char* name() const noexcept override { return "io_uring"; }
-    std::size_t whole_tasks_below() const noexcept override;
+    std::int64_t whole_batches_below() const noexcept override;
     std::string shortcoming() const override { return shortcoming_; }
 
  private:

@@ -13,6 +13,8 @@ namespace gramary {
 namespace {
 
 constexpr int kMaxTries = 1000;
+// Checking and copying so many blocks takes some 10 us.
+constexpr std::size_t kBunch = 16;
 
 std::uint32_t round_up(std::uint32_t value, std::uint32_t unit) {
     return (value + unit - 1) / unit * unit;
@@ -122,28 +124,21 @@ void UringRing::prepare(unsigned slot) {
     ++in_flight_;
 }
 
-bool UringRing::submit() {
-    for (int num_tries = 0; io_uring_sq_ready(&ring_) > 0; ++num_tries) {
-        const int result = io_uring_submit(&ring_);
+// Hands in what was prepared and takes what has come; with `waits` it comes back with at least one
+// completion.
+bool UringRing::submit(bool waits) {
+    for (int num_tries = 0;; ++num_tries) {
+        const bool is_wait = waits && io_uring_cq_ready(&ring_) == 0;
+        if (!is_wait && io_uring_sq_ready(&ring_) == 0 && num_tries > 0) return true;
+        StopWatch watch(is_wait ? stats_.waiting_ns : stats_.submitting_ns);
+        const int result =
+            is_wait ? io_uring_submit_and_wait(&ring_, 1) : io_uring_submit_and_get_events(&ring_);
         if (result >= 0 || result == -EINTR) continue;
         // The kernel may be short of memory for the moment, or want completions taken first.
         if ((result != -EBUSY && result != -EAGAIN) || num_tries > kMaxTries) return false;
         if (io_uring_cq_ready(&ring_) > 0) return true;
         ::sched_yield();
     }
-    return true;
-}
-
-// Comes back with at least one completion.
-bool UringRing::wait() {
-    if (io_uring_cq_ready(&ring_) > 0) return true;
-    StopWatch watch(stats_.waiting_ns);
-    io_uring_cqe* entry = nullptr;
-    int result;
-    do {
-        result = io_uring_wait_cqe(&ring_, &entry);
-    } while (result == -EINTR);
-    return result == 0;
 }
 
 void UringRing::reap() {
@@ -174,17 +169,22 @@ void UringRing::finish(const Completion& completion, ReadSource& source) {
     source.answered(item);
 }
 
-void UringRing::finish_done(ReadSource& source) {
+// Answers at most so many of the reads that have come, the latest first: their bytes may still lie
+// in the processor's cache.
+void UringRing::finish_done(ReadSource& source, std::size_t most) {
     if (done_.empty()) return;
     StopWatch watch(stats_.scattering_ns);
-    for (const Completion& completion : done_) finish(completion, source);
-    done_.clear();
+    for (std::size_t i = 0; i < most && !done_.empty(); ++i) {
+        const Completion completion = done_.back();
+        done_.pop_back();
+        finish(completion, source);
+    }
 }
 
 // Answers what is in flight by pread; the kernel may still write to the arena, which stays.
 void UringRing::abandon(ReadSource& source) {
     is_broken_ = true;
-    finish_done(source);
+    finish_done(source, done_.size());
     for (unsigned slot = 0; slot < slots_.size(); ++slot) {
         if (slots_[slot].is_busy) finish({slot, -EIO}, source);
     }
@@ -211,13 +211,16 @@ void UringRing::drain(ReadSource& source, std::uint32_t longest_read, std::uint3
     for (;;) {
         fill(source);
         if (in_flight_ == 0 && done_.empty()) return;
-        if (!submit()) return abandon(source);
-        // What the page cache held is there already.
-        if (is_lent_) DiskStats::add(stats_.num_cached_reads, io_uring_cq_ready(&ring_));
-        // While the kernel reads on, what has come is checked and copied.
-        finish_done(source);
-        if (in_flight_ > 0 && !wait()) return abandon(source);
+        if (is_lent_) {
+            if (!submit(false)) return abandon(source);
+            // What the page cache held is there already.
+            DiskStats::add(stats_.num_cached_reads, io_uring_cq_ready(&ring_));
+        }
+        const bool waits = done_.empty() && io_uring_cq_ready(&ring_) == 0;
+        if ((waits || !is_lent_) && !submit(waits)) return abandon(source);
         reap();
+        // A few at a time, so that the queue is filled up again before it runs low.
+        finish_done(source, kBunch);
     }
 }
 

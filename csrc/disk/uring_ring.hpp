@@ -73,11 +73,10 @@ class UringRing {
     void register_resources();
     void fill(ReadSource& source);
     void prepare(unsigned slot);
-    bool submit();
-    bool wait();
+    bool submit(bool waits);
     void reap();
     void finish(const Completion& completion, ReadSource& source);
-    void finish_done(ReadSource& source);
+    void finish_done(ReadSource& source, std::size_t most);
     void abandon(ReadSource& source);
     std::uint8_t* memory_of(unsigned slot) const noexcept { return arena_ + slot * slot_bytes_; }
 

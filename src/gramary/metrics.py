@@ -40,6 +40,7 @@ _DISK_TIMES = {
     "planning_ns": "planning",
     "cached_ns": "page_cache",
     "reading_ns": "backend",
+    "submitting_ns": "submitting",
     "waiting_ns": "waiting",
     "scattering_ns": "scattering",
 }

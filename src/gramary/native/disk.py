@@ -151,14 +151,14 @@ class DiskReader:
                 self._core.read(row_ids.data_ptr(), count, out.data_ptr())
             except IndexError as error:
                 raise RowIdError(str(error)) from None
-            self._say_notes()
 
     def stats(self) -> dict[str, int | float | str]:
         """Returns a snapshot of the counters since the reader was opened, by name.
 
         `amplification` is bytes read over bytes of rows asked for; times in `*_ns` are spent in
         planning, in reading from the page cache (large batches), in the backend, and of that in
-        waiting for the storage and in checking and copying (io_uring, summed over its threads).
+        handing reads in, in waiting for the storage and in checking and copying (io_uring, summed
+        over its threads).
         """
         with self._users:
             counters: dict[str, int | float | str] = dict(self._core.stats())
