@@ -110,7 +110,12 @@ void read_rows(BoundReader& self, std::uintptr_t row_ids, std::int64_t count, st
     if (failure->kind == ReadFailure::Kind::checksum) {
         raise_checksum_error(path, offset_of(failure->address), *failure);
     }
-    raise_read_error("cannot read rows", path, offset_of(failure->address), failure->error);
+    const bool is_replaced = failure->kind == ReadFailure::Kind::replaced;
+    raise_read_error(is_replaced
+                         ? "the file was replaced or written to while it was open; open the "
+                           "table again"
+                         : "cannot read rows",
+                     path, offset_of(failure->address), failure->error);
 }
 
 nb::dict stats_of(const BoundReader& self) {
@@ -201,7 +206,7 @@ void bind_disk(nb::module_& m) {
         .def("direct_alignment",
              [](const BoundReader& self) { return self.reader->files().direct_alignment(); })
         .def("find_changed",
-             [](const BoundReader& self) { return self.reader->files().find_changed(); })
+             [](const BoundReader& self) { return self.reader->watch().find_changed(); })
         .def("set_script",
              [](BoundReader& self, std::uintptr_t faults, std::int64_t count) {
                  self.reader->set_script(copy_records<ScriptedFault>(faults, count));

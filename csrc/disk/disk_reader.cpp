@@ -1,6 +1,7 @@
 #include "disk/disk_reader.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "disk/cached_pass.hpp"
@@ -64,6 +65,7 @@ DiskReader::DiskReader(RowMap map, std::vector<FileIdentity> files, const BlockC
                        const DiskOptions& options)
     : map_(std::move(map)),
       files_(std::move(files), options.direct_io && options.reader != "mmap"),
+      watch_(files_, checks.block_bytes != 0),
       checks_(checks) {
     if (!files_.direct_refusal().empty()) {
         notes_.push_back("O_DIRECT is not available, large batches go through the page cache: " +
@@ -130,8 +132,20 @@ std::optional<ReadFailure> DiskReader::read(std::span<const std::int64_t> row_id
     return std::nullopt;
 }
 
+// The failure of a batch that has rows of a file which is known to have changed.
+std::optional<ReadFailure> DiskReader::find_replaced(std::span<const Fragment> fragments) {
+    if (!watch_.has_changes()) return std::nullopt;
+    for (const Fragment& fragment : fragments) {
+        const std::int64_t file = file_of(fragment.address);
+        if (!watch_.is_changed(file)) continue;
+        return ReadFailure{ReadFailure::Kind::replaced, make_address(file, 0), ESTALE};
+    }
+    return std::nullopt;
+}
+
 // Reads the fragments of one piece.
 std::optional<ReadFailure> DiskReader::read_located(std::uint8_t* out, Scratch& scratch) {
+    if (const auto failure = find_replaced(scratch.fragments)) return failure;
     const std::int64_t num_blocks = count_blocks(scratch.fragments, kPageBytes);
     DiskStats::add(stats_.num_blocks, num_blocks);
     DiskStats::add(stats_.num_distinct_rows,

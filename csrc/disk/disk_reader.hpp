@@ -11,6 +11,7 @@
 #include "disk/block_plan.hpp"
 #include "disk/disk_stats.hpp"
 #include "disk/file_set.hpp"
+#include "disk/file_watch.hpp"
 #include "disk/read_backend.hpp"
 #include "disk/read_task.hpp"
 #include "disk/row_map.hpp"
@@ -53,6 +54,7 @@ class DiskReader {
 
     const RowMap& map() const noexcept { return map_; }
     const FileSet& files() const noexcept { return files_; }
+    const FileWatch& watch() const noexcept { return watch_; }
     const DiskStats& stats() const noexcept { return stats_; }
     const char* backend_name() const noexcept { return backend_->name(); }
     // For tests: lets batches from now on fail or wait. Not while a read is running.
@@ -63,6 +65,7 @@ class DiskReader {
  private:
     struct Scratch;
     struct ScratchLoan;
+    std::optional<ReadFailure> find_replaced(std::span<const Fragment> fragments);
     std::optional<ReadFailure> read_located(std::uint8_t* out, Scratch& scratch);
     std::optional<ReadFailure> read_cached_part(std::uint8_t* out, Scratch& scratch,
                                                 bool asks_first);
@@ -73,6 +76,7 @@ class DiskReader {
 
     RowMap map_;
     FileSet files_;
+    FileWatch watch_;
     BlockChecks checks_;
     DiskStats stats_;
     std::unique_ptr<ReadBackend> backend_;

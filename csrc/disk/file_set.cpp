@@ -44,11 +44,14 @@ int open_retrying(const char* path, int flags) {
     return fd;
 }
 
-std::int64_t mtime_ns_of(const struct stat& facts) {
-    return static_cast<std::int64_t>(facts.st_mtim.tv_sec) * 1'000'000'000 + facts.st_mtim.tv_nsec;
-}
-
 }  // namespace
+
+FileIdentity identify(const std::string& path, const struct stat& facts) {
+    return {
+        path, facts.st_size, static_cast<std::int64_t>(facts.st_dev),
+        static_cast<std::int64_t>(facts.st_ino),
+        static_cast<std::int64_t>(facts.st_mtim.tv_sec) * 1'000'000'000 + facts.st_mtim.tv_nsec};
+}
 
 FileDescriptor::~FileDescriptor() {
     if (fd_ >= 0) ::close(fd_);
@@ -72,10 +75,7 @@ void FileSet::open_buffered(std::size_t i) {
         throw OpenFailure{index, errno, "cannot stat the file"};
     }
     if (!S_ISREG(facts.st_mode)) throw OpenFailure{index, EINVAL, "not a regular file"};
-    if (facts.st_size != expected.bytes ||
-        static_cast<std::int64_t>(facts.st_dev) != expected.device ||
-        static_cast<std::int64_t>(facts.st_ino) != expected.inode ||
-        mtime_ns_of(facts) != expected.mtime_ns) {
+    if (identify(expected.path, facts) != expected) {
         throw OpenFailure{index, ESTALE, "the file was changed or replaced since it was inspected"};
     }
     // Rows are random: read-ahead would read 32 pages for one.
@@ -98,17 +98,6 @@ void FileSet::open_direct() {
         alignment = std::max(alignment, wanted);
     }
     direct_alignment_ = alignment;
-}
-
-std::int64_t FileSet::find_changed() const noexcept {
-    for (std::size_t i = 0; i < identities_.size(); ++i) {
-        struct stat facts;
-        if (::fstat(buffered_[i].get(), &facts) != 0 || facts.st_size != identities_[i].bytes ||
-            mtime_ns_of(facts) != identities_[i].mtime_ns) {
-            return static_cast<std::int64_t>(i);
-        }
-    }
-    return -1;
 }
 
 }  // namespace gramary

@@ -1,4 +1,6 @@
 #pragma once
+#include <sys/stat.h>
+
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -31,14 +33,19 @@ struct FileIdentity {
     std::int64_t device;
     std::int64_t inode;
     std::int64_t mtime_ns;
+
+    bool operator==(const FileIdentity&) const = default;
 };
+
+// The identity of what a stat of `path` found.
+FileIdentity identify(const std::string& path, const struct stat& facts);
 
 // The open files of a reader, from construction to destruction.
 //
 // Every file is open for reads through the page cache, without read-ahead, and where the file
-// system allows it a second time with O_DIRECT. The descriptors stay on the files that were opened:
-// renaming another file over a path changes nothing. The constructor throws OpenFailure and leaves
-// no descriptor behind.
+// system allows it a second time with O_DIRECT. The descriptors stay on the files that were opened,
+// whatever becomes of their names (FileWatch looks at those). The constructor throws OpenFailure
+// and leaves no descriptor behind.
 class FileSet {
  public:
     struct OpenFailure {
@@ -50,7 +57,8 @@ class FileSet {
     FileSet(std::vector<FileIdentity> identities, bool want_direct);
 
     std::int64_t size() const noexcept { return static_cast<std::int64_t>(identities_.size()); }
-    // As it was when the file was opened.
+    // As the file was when it was opened.
+    const FileIdentity& identity(std::int64_t file) const noexcept { return identities_[at(file)]; }
     std::int64_t bytes(std::int64_t file) const noexcept { return identities_[at(file)].bytes; }
     int buffered_fd(std::int64_t file) const noexcept { return buffered_[at(file)].get(); }
     // -1 unless direct() holds.
@@ -61,8 +69,6 @@ class FileSet {
     std::uint32_t direct_alignment() const noexcept { return direct_alignment_; }
     // Why O_DIRECT is not used although it was wanted, or empty.
     const std::string& direct_refusal() const noexcept { return direct_refusal_; }
-    // First file that changed since it was opened (size, mtime), or -1.
-    std::int64_t find_changed() const noexcept;
 
  private:
     static std::size_t at(std::int64_t file) noexcept { return static_cast<std::size_t>(file); }

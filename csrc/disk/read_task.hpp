@@ -12,10 +12,10 @@ namespace gramary {
 
 // Why rows could not be had.
 struct ReadFailure {
-    enum class Kind { read, checksum };
+    enum class Kind { read, checksum, replaced };
     Kind kind;
     std::uint64_t address;
-    int error;                 // of a read; 0 means that the file ended too early
+    int error;                 // of a read; 0: the file ended too early; ESTALE: it was replaced
     std::uint64_t stored = 0;  // of a checksum
     std::uint64_t computed = 0;
 };

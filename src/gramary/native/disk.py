@@ -121,7 +121,9 @@ class DiskReader:
 
         Raises:
             RowReadError: reading failed, or a file is shorter than it was; `out` is unspecified
-                and the next call starts afresh.
+                and the next call starts afresh. With ESTALE, a file with some of the rows was
+                replaced (a rename over its name) or, if its blocks have no checksums, written to;
+                looked for once a second, so that rows of the old file may come until then.
             ChecksumError: a block of a pack was altered.
             RowIdError: a row id lies outside the table.
             ClosedError: the reader was closed.
@@ -169,7 +171,7 @@ class DiskReader:
         return counters
 
     def find_changed_file(self) -> str | None:
-        """Returns the path of a file whose size or time changed since it was opened, or None."""
+        """Returns the path of a file that was changed or replaced since it was opened, or None."""
         with self._users:
             changed = self._core.find_changed()
         return None if changed < 0 else self._paths[changed]

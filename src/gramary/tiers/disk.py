@@ -45,7 +45,6 @@ class DiskTier(Tier):
             )
         self.layout = layout
         chosen = settings or Settings()
-        self.layout = layout
         self._reader = DiskReader(
             flatten_layout(layout),
             reader=chosen.disk_reader,
@@ -73,7 +72,8 @@ class DiskTier(Tier):
             out: uint8 [n, row_bytes] on the CPU, contiguous.
 
         Raises:
-            RowReadError: reading failed; the next call is unharmed.
+            RowReadError: reading failed; the next call is unharmed. ESTALE: a file with some of
+                these rows was replaced or written to (looked for once a second).
             ChecksumError: a block of a pack was altered.
             ClosedError: the tier was closed.
         """
@@ -88,7 +88,7 @@ class DiskTier(Tier):
         self._reader.close()
 
     def check_integrity(self) -> None:
-        """Raises RowReadError (ESTALE) where a file was changed since it was opened."""
+        """Raises RowReadError (ESTALE) where a file was changed or replaced since it was opened."""
         changed = self._reader.find_changed_file()
         if changed is not None:
             raise RowReadError(

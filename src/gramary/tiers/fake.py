@@ -70,16 +70,17 @@ class FakeTier(Tier):
         reader: str = "auto",
     ) -> None:
         super().__init__(first_row, rows.shape[0], rows.shape[1])
-        descriptor = os.memfd_create("gramary-fake-rows")
+        self._descriptor = os.memfd_create("gramary-fake-rows")
+        # The descriptor stays: errors and the reader's look for replaced files need the name.
+        self.path = f"/proc/self/fd/{self._descriptor}"
         try:
             data = rows.contiguous().numpy().tobytes()
-            os.pwrite(descriptor, data, first_row * self.row_bytes)
-            self.path = f"/proc/self/fd/{descriptor}"
+            os.pwrite(self._descriptor, data, first_row * self.row_bytes)
             layout = _lay_out(RowFile.from_path(self.path), self.end_row, self.row_bytes)
             self.reader = DiskReader(flatten_layout(layout), reader=reader)
-        finally:
-            # The reader has opened it by then, or nobody needs it.
-            os.close(descriptor)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
         if faults:
             records = [fault._record() for fault in faults]
             self.reader.set_script(torch.tensor(records, dtype=torch.int64))
@@ -103,6 +104,9 @@ class FakeTier(Tier):
     def close(self) -> None:
         """Gives the file back."""
         self.reader.close()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 def _lay_out(file: RowFile, num_rows: int, row_bytes: int) -> RowLayout:
