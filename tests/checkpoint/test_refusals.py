@@ -539,6 +539,19 @@ def test_a_strange_file_of_the_models_name(copy_checkpoint, kind):
     refused(folder, CheckpointError, "model.safetensors: ")
 
 
+@pytest.mark.parametrize("kind", ["folder", "pipe", "endless"])
+def test_an_index_that_is_no_file(copy_checkpoint, kind):
+    path = copy_checkpoint(max_file_bytes=1 << 20) / INDEX
+    path.unlink()
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    refused(path.parent, CheckpointError, f"{INDEX}: expected a regular file")
+
+
 def test_a_folder_that_links_to_itself(tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     refused(tmp_path / "loop", CheckpointError, "Too many levels of symbolic links")

@@ -190,8 +190,10 @@ def test_what_is_no_file_is_refused(tmp_path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(PackError, match="regular file"):
         open_pack(tmp_path / "pipe")
-    with pytest.raises(FileNotFoundError):
-        open_pack(tmp_path / "nothing")
+    (tmp_path / "loop").symlink_to("loop")
+    for name, reason in (("nothing", "No such file"), ("loop", "Too many levels")):
+        with pytest.raises(PackError, match=f"{name}: cannot be read: {reason}"):
+            open_pack(tmp_path / name)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ Symbolic links are followed, as a hub cache needs; a name in an index never leav
 from __future__ import annotations
 
 import dataclasses
+import stat
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -75,7 +76,11 @@ def find_model_files(folder: Path) -> ModelFiles:
 def _read_index(path: Path) -> dict[str, str]:
     """Returns the file of every tensor, as the index has it."""
     try:
-        if path.stat().st_size > MAX_HEADER_BYTES:
+        facts = path.stat()
+        # Anything else may block for ever when it is read.
+        if not stat.S_ISREG(facts.st_mode):
+            raise CheckpointError(f"{path}: expected a regular file")
+        if facts.st_size > MAX_HEADER_BYTES:
             raise CheckpointError(f"{path}: expected at most {MAX_HEADER_BYTES} bytes")
         content = parse_object(path.read_bytes())
     except OSError as error:

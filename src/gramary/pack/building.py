@@ -15,7 +15,7 @@ from gramary.codecs import Codec
 from gramary.errors import HashMismatchError, PackError
 from gramary.native.blocks import find_bad_block, pack_blocks
 from gramary.pack.header import PackHeader, SourceIdentity
-from gramary.pack.opening import read_header
+from gramary.pack.opening import open_file, read_header
 from gramary.pack.partial_file import PartialFile
 from gramary.pack.recoding import (
     RECODE_CHUNK_BYTES,
@@ -117,11 +117,8 @@ def _is_of(header: PackHeader, source: TableSource, codec: str) -> bool:
 
 
 def _check_reusable(source: TableSource, path: str, codec: str) -> PackHeader:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
+    with open_file(path) as descriptor:
         header = read_header(descriptor, path)
-    finally:
-        os.close(descriptor)
     if not _is_of(header, source, codec):
         raise PackError(
             f"{path}: a pack of another table or codec has this name: expected {codec} of model "

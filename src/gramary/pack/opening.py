@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+from collections.abc import Iterator
 
 from gramary.errors import HashMismatchError, PackError
 from gramary.pack.geometry import FIXED_HEADER_BYTES
@@ -15,18 +17,13 @@ def open_pack(path: str | os.PathLike[str]) -> TableSource:
     """Returns the table in a pack; only the header is read.
 
     Raises:
-        PackError: the file is no pack, truncated, unfinished or of another version, or its header
-            breaks a rule; ChecksumError where the header was altered.
+        PackError: the file cannot be read, is no pack, truncated, unfinished or of another
+            version, or its header breaks a rule; ChecksumError where the header was altered.
         HashMismatchError: its hash constants differ from the rebuilt ones.
-        OSError: the file cannot be opened or read.
     """
-    # O_NONBLOCK: a named pipe is refused, not waited for.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
+    with open_file(path) as descriptor:
         facts = os.fstat(descriptor)
         header = read_header(descriptor, path)
-    finally:
-        os.close(descriptor)
     name = os.fspath(path)
     geometry = header.geometry
     return TableSource(
@@ -44,6 +41,24 @@ def open_pack(path: str | os.PathLike[str]) -> TableSource:
             "rows_per_block": geometry.rows_per_block,
         },
     )
+
+
+@contextlib.contextmanager
+def open_file(path: str | os.PathLike[str]) -> Iterator[int]:
+    """Opens a file for reading as long as the context lasts, and gives its descriptor.
+
+    Raises:
+        PackError: it cannot be opened, or reading it failed in the context.
+    """
+    try:
+        # O_NONBLOCK: a named pipe is refused, not waited for.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise PackError(f"{os.fspath(path)}: cannot be read: {error.strerror}") from error
 
 
 def read_header(

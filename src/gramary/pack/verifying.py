@@ -10,7 +10,7 @@ import torch
 from gramary.errors import ArgumentError, ChecksumError, PackError
 from gramary.native.blocks import find_bad_block
 from gramary.pack.header import PackHeader
-from gramary.pack.opening import lay_out, read_header
+from gramary.pack.opening import lay_out, open_file, read_header
 from gramary.pack.recoding import RECODE_CHUNK_BYTES, Progress, Recoder, RecodingError
 from gramary.row_layout import RowFile, TableSource
 from gramary.row_stream import RowReader, stream_rows
@@ -56,15 +56,12 @@ def verify_pack(
         RowReadError: the source cannot be read.
     """
     name = os.fspath(path)
-    descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
+    with open_file(name) as descriptor:
         header = read_header(descriptor, name)
         if against is not None:
             _check_same_table(header, name, against)
         file = RowFile.from_stat(name, os.fstat(descriptor))
         _check_blocks(descriptor, name, header, progress)
-    finally:
-        os.close(descriptor)
     error = None if against is None else _compare_rows(header, file, against, progress)
     return VerifyReport(name, header, header.geometry.num_blocks, error)
 

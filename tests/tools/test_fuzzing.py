@@ -1,0 +1,71 @@
+"""The reader fuzzers' own parts, and every kind of damage that they know, by Hypothesis."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tools.fuzzing import seeds, truth, verdict
+
+# The layer asked for, no verifying, and a placement: what follows the damage in a trial.
+NO_DAMAGE = 0
+
+
+@pytest.mark.parametrize("placement", range(len(verdict.PLACEMENTS)))
+@pytest.mark.parametrize("index", range(10))
+def test_what_is_right_is_read_at_every_placement(
+    index: int, placement: int, tmp_path: Path
+) -> None:
+    data = bytes([0, index, NO_DAMAGE, 1, 1, 1, placement])
+    assert verdict.try_bytes(data, tmp_path / "trial") == "right rows"
+
+
+@pytest.mark.parametrize("codec", range(len(verdict.BUILD_CODECS)))
+def test_a_half_built_pack_is_taken_up(codec: int, tmp_path: Path) -> None:
+    data = bytes([7, 0, codec, 0, 0, NO_DAMAGE])
+    assert verdict.try_bytes(data, tmp_path / "trial") == "right build, resumed"
+
+
+@pytest.mark.behaviour(16, 29, 32)
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.binary(min_size=8, max_size=120))
+def test_damaged_files_are_refused_or_read_right(data: bytes, tmp_path: Path) -> None:
+    verdict.try_bytes(data, tmp_path / "trial")
+
+
+# Inputs that once ended in something else than a GramaryError or right rows.
+FOUND = {
+    "an index that is a pipe": "8d299e108f14e4929c3bfa2d109475416fe98b0bf8a1f0f3ae8323d3bb243825"
+    "215a5ad9c7a08703ae10c9b7c7b1efc183205cd0f5b1c4ca11ec200f177c8797aaece28dd63a37",
+    "a pack whose name is a link to itself": "cf445448430e69ac7c9693275c03a6ae1ef4a50195e63cd0"
+    "ceb637fb2857",
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_fuzzing_found_stays_mended(name: str, tmp_path: Path) -> None:
+    verdict.try_bytes(bytes.fromhex(FOUND[name]), tmp_path / "trial")
+
+
+def test_the_judge_notices_a_wrong_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = truth.read_model
+
+    def read_wrongly(folder: Path, index: int) -> truth.Truth:
+        true = read(folder, index)
+        true.rows[-1, 0] ^= 1
+        return true
+
+    monkeypatch.setattr(truth, "read_model", read_wrongly)
+    with pytest.raises(verdict.WrongRowsError, match="row"):
+        verdict.try_bytes(bytes([0, 0, NO_DAMAGE, 1, 1, 1, 0]), tmp_path / "trial")
+
+
+def test_the_judge_marks_rows_of_altered_blocks() -> None:
+    data = bytearray(seeds.pack_seed("fp8").files["table.pack"])
+    data[4096 + 5] ^= 1
+    true = truth.read_pack(bytes(data))
+    assert np.flatnonzero(~true.is_good).tolist() == list(range(255))
