@@ -230,7 +230,11 @@ def test_a_hundred_opens_leave_nothing(folders: dict[str, Folder]) -> None:
             with pytest.raises(CapacityError):
                 Table.open(path, placement="host", device="cuda",
                            settings=Settings(memory_limit_bytes=1))  # fmt: skip
-    assert held_resources() == before
+    *held, pinned = held_resources()
+    *held_before, pinned_before = before
+    assert held == held_before
+    # The driver pins some memory of its own when it likes; a table pins 32 MiB a time.
+    assert pinned - pinned_before < 4096
     assert torch.cuda.memory_allocated() == allocated
 
 

@@ -87,6 +87,7 @@ class Stage:
         ]
         self.other = torch.ones(256, 256, device="cuda")
         stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self._step(connector)
             stream.synchronize()

@@ -9,6 +9,17 @@ import triton.language as tl
 
 
 @triton.jit
+def take_turn():
+    """Waits for the launch ahead to end, then lets the one behind be set up.
+
+    Every program does so before it reads, writes or returns: a launch that ended without waiting
+    would let the one behind it start before the one ahead of it was over.
+    """
+    tl.extra.cuda.gdc_wait()
+    tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
 def load_count(p_count, limit):
     """The live number at p_count, held between 0 and what was planned for."""
     return tl.minimum(tl.maximum(tl.load(p_count), 0), limit)

@@ -9,7 +9,7 @@ So every input is read once, whatever K and dilation are, and no program waits f
 import triton
 import triton.language as tl
 
-from gramary.ops._triton.batch import load_count
+from gramary.ops._triton.batch import load_count, take_turn
 from gramary.ops._triton.rounding import mul_add, rounded, silu, widen
 
 
@@ -90,14 +90,16 @@ def conv_kernel(
     pid = tl.program_id(0)
     i_s = pid % (S * BLOCKS) // BLOCKS
     i_d = pid // (S * BLOCKS) % DILATION
-    first = pid // (S * BLOCKS * DILATION) * (WALK * DILATION) + i_d
+    # Newest tokens first: the gates' launch read them last, and they are still in the cache.
+    i_w = (tl.num_programs(0) - 1 - pid) // (S * BLOCKS * DILATION)
+    first = i_w * (WALK * DILATION) + i_d
     o_h = pid % BLOCKS * BC + tl.arange(0, BC)
     m_h = o_h < H
     o_c = i_s * H + o_h
     w_u = 1.0 + widen(tl.load(p_u_norm + o_c, mask=m_h, other=0.0))
     taps = load_taps(p_conv_weight, o_c, m_h, K)
     if PDL:
-        tl.extra.cuda.gdc_wait()
+        take_turn()
     num_tokens = load_count(p_num_tokens, T)
     if first >= num_tokens:
         return

@@ -7,7 +7,7 @@ one entry decide alike, since nothing that decides is written by the launch.
 import triton
 import triton.language as tl
 
-from gramary.ops._triton.batch import load_count, load_request
+from gramary.ops._triton.batch import load_count, load_request, take_turn
 from gramary.ops._triton.conv import gated, load_gates, normed
 from gramary.ops._triton.rounding import widen
 from gramary.ops.gate_conv import ExportStatus
@@ -71,7 +71,7 @@ def export_kernel(
     i_r = i_e // num_entries
     i_s = i_c // BLOCKS
     if PDL:
-        tl.extra.cuda.gdc_wait()
+        take_turn()
     num_seqs = load_count(p_num_seqs, R)
     num_tokens = load_count(p_num_tokens, T)
     target = tl.load(p_slots + i_e)

@@ -11,7 +11,7 @@ A row of H channels is held as NB blocks of BH, so that sizes which are no power
 import triton
 import triton.language as tl
 
-from gramary.ops._triton.batch import find_request, load_count
+from gramary.ops._triton.batch import find_request, load_count, take_turn
 from gramary.ops._triton.rounding import sigmoid, widen
 
 
@@ -97,7 +97,7 @@ def gate_kernel(
     STATE_LENGTH tokens behind that request's first one.
     """
     if PDL:
-        tl.extra.cuda.gdc_wait()
+        take_turn()
     i_s = tl.program_id(0) % S
     first = tl.program_id(0) // S * STRIDE
     num_seqs = load_count(p_num_seqs, R)

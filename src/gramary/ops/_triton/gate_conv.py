@@ -123,7 +123,7 @@ def constants_of(caps: Caps) -> dict[str, Any]:
         "STATE_LENGTH": caps.state_length,
         "CAPACITY": caps.state_capacity,
         "IS_DECODE": caps.mode == "decode",
-        # Launches overlap from Hopper on: a kernel is set up while the one before it ends.
+        # Launches overlap from Hopper on: a kernel is set up while the one before it runs.
         "PDL": caps.device.type == "cuda" and torch.cuda.get_device_capability(caps.device) >= (9,),
     }
 

@@ -8,7 +8,7 @@ of n go to the window at once and are read back from there: a run that keeps the
 import triton
 import triton.language as tl
 
-from gramary.ops._triton.batch import clear_rows, load_count, load_request
+from gramary.ops._triton.batch import clear_rows, load_count, load_request, take_turn
 from gramary.ops._triton.conv import convolve, gated, load_taps, normed
 from gramary.ops._triton.gate import load_blocks, load_weights, reduce_row
 from gramary.ops._triton.rounding import widen
@@ -31,7 +31,7 @@ def step_kernel(
     i_r = tl.program_id(0) // S
     o_s = i_s * H
     if PDL:
-        tl.extra.cuda.gdc_wait()
+        take_turn()
     num_seqs = load_count(p_num_seqs, R)
     num_tokens = load_count(p_num_tokens, T)
     start = tl.load(p_start_positions + i_r)

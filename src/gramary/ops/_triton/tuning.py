@@ -104,11 +104,11 @@ class Tuning:
         H = caps.hidden_size
         has_drafts = caps.max_speculative_tokens > 0
         is_large = caps.max_tokens >= 4096
-        step_warps = min(power_of_two(ceil_div(H, 384)), 32)
+        # Drafts keep the weights of a row in registers from one to the next: more threads.
+        step_warps = min(power_of_two(ceil_div(H, 384 if has_drafts else 768)), 32)
         conv_channels = block_of(H, 256 if is_large else 512)
         tuning = cls(
-            # Drafts keep the weights of a row in registers from one to the next.
-            step_block=max((64 if has_drafts else 128) * step_warps, 128),
+            step_block=max((64 if has_drafts else 256) * step_warps, 128),
             step_warps=step_warps,
             step_registers=128 if has_drafts and step_warps <= 16 else None,
             gate_tokens=1,

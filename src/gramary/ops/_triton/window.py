@@ -8,7 +8,7 @@ them and it alone writes them, so a request of any length needs no second launch
 import triton
 import triton.language as tl
 
-from gramary.ops._triton.batch import clear_rows, load_count, load_request
+from gramary.ops._triton.batch import clear_rows, load_count, load_request, take_turn
 from gramary.ops._triton.conv import convolve, gated, load_gates, load_taps, normed
 from gramary.ops._triton.rounding import widen
 
@@ -43,7 +43,7 @@ def head_kernel(
     m_h = o_h < H
     o_c = i_s * H + o_h
     if PDL:
-        tl.extra.cuda.gdc_wait()
+        take_turn()
     num_seqs = load_count(p_num_seqs, R)
     num_tokens = load_count(p_num_tokens, T)
     begin, end, slot, is_live = load_request(
