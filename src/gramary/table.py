@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import weakref
 from types import TracebackType
+from typing import Protocol
 
 import torch
 
@@ -36,6 +38,13 @@ from gramary.tiers.base import Tier
 logger = logging.getLogger("gramary")
 
 
+class Closable(Protocol):
+    """What reads a table's memory behind its back, until it is closed."""
+
+    def close(self) -> None:
+        """Lets go of the table; more calls do nothing."""
+
+
 class Table:
     """A hashed n-gram embedding table (or one rank's shard of it), open for reading.
 
@@ -57,6 +66,7 @@ class Table:
         self._life = Lifetime("table")
         self._calls = CallCounter()
         self._making_reader = threading.Lock()
+        self._closes_first: weakref.WeakSet[Closable] = weakref.WeakSet()
         self._reader: TableReader | None = None
         self.handle: int = opaque.register(self)
 
@@ -358,14 +368,31 @@ class Table:
         with self._life.using():
             self._store.check_integrity()
 
+    def close_first(self, user: Closable) -> None:
+        """Has `close` close somebody who reads the rows' memory directly, before it is gone.
+
+        Args:
+            user: held weakly.
+
+        Raises:
+            LoadError, ClosedError: the table is not loaded, or closed.
+        """
+        with self._life.using():
+            self._require_reader()
+            self._closes_first.add(user)
+
     def close(self) -> None:
         """Waits for running lookups and gives everything back; a second call does nothing.
+
+        Connectors of this table are closed first.
 
         Raises:
             RowIdError, TokenError: as `check`, once everything was given back.
         """
         if not self._life.close():
             return
+        for user in list(self._closes_first):
+            user.close()
         try:
             self._check_reader()
         finally:

@@ -48,6 +48,18 @@ def test_compare_resident_proves_equal_tokens_and_logits(run, capsys, placement:
     assert "6 tokens and 1,560 logits are equal, bit for bit" in text
 
 
+@pytest.mark.parametrize(("word", "told"), [
+    ("--prefill-early-request", "requested early: 4 (host: prompt-only)"),
+    ("--no-prefill-early-request", "requested early: 0 (prefill_early_request is off)"),
+])  # fmt: skip
+def test_a_prompt_in_chunks_tells_how_its_rows_came(run, capsys, word: str, told: str) -> None:
+    words = ("--placement", "disk", "--compare", "resident", "--prefill-chunk-size", "5", word)
+    assert run("--prompt", "Once upon a time", *words) == 0
+    text = capsys.readouterr().out
+    assert told in text
+    assert "are equal, bit for bit" in text
+
+
 def test_sampling_is_compared_too(run, capsys) -> None:
     words = ("--placement", "disk", "--compare", "resident", "--temperature", "1.5", "--seed", "3")
     assert run("--prompt", "abc", *words) == 0

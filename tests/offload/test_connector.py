@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import time
 from collections.abc import Iterator
 
 import pytest
 import torch
-from offload_stage import expected_rows, make_batch, make_table
+from offload_stage import expected_rows, make_batch, make_spec, make_table
 
 from gramary import Connector, Settings, Table
+from gramary.codecs import Codec
 from gramary.errors import (
     ArgumentError,
     ClosedError,
     FetchTimeoutError,
+    LoadError,
     RowFetchError,
     SlotsBusyError,
     TokenError,
@@ -240,3 +243,42 @@ def test_wrong_arguments_are_named(table: Table, connector: Connector) -> None:
         Connector(table, max_tokens=1, worker="fiber")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="tables"):
         Connector([], max_tokens=1)
+
+
+@pytest.mark.parametrize("worker", ["thread", "process"])
+def test_a_table_that_is_closed_closes_its_connectors_first(worker: str) -> None:
+    """The service reads the table's memory: in any order of closing it never outlives it."""
+    table, kept = make_table(), make_table("bf16", ple_index=1)
+    batch = make_batch(1, lengths=(2000, 30))
+    connector = Connector([table, kept], max_tokens=2048, worker=worker)
+    lone = Connector(kept, max_tokens=2048)
+    tickets = [connector.request(batch) for _ in range(2)]
+    table.close()
+    for call in (connector.check, connector.stats, lambda: connector.wait(tickets[0])):
+        with pytest.raises(ClosedError):
+            call()
+    assert torch.equal(lone.wait(lone.request(batch)), expected_rows(kept, batch))
+    connector.close()
+    kept.close()
+    lone.close()
+    with pytest.raises(ClosedError):
+        Connector(table, max_tokens=8)
+
+
+def test_a_table_that_is_not_loaded_is_refused() -> None:
+    spec, codec = make_spec(), Codec("bf16", 32, None)
+    with Table.empty(spec, codec, num_shards=1) as table, pytest.raises(LoadError):
+        Connector(table, max_tokens=8)
+
+
+def test_a_connector_that_is_dropped_ends_with_requests_under_way() -> None:
+    """Nobody called close: its threads are gone before the memory that they read and write."""
+    with make_table() as table:
+        for _ in range(30):
+            connector = Connector(table, max_tokens=2048, settings=QUICK)
+            service = connector.service
+            connector.request(make_batch(1, lengths=(2000, 30)))
+            connector.request(make_batch(2, lengths=(2000, 30)))
+            del connector
+            gc.collect()
+            assert service.why_dead() is not None

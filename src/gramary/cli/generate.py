@@ -29,6 +29,13 @@ def generate(
         str, typer.Option(help="Where rows go, e.g. disk, host, or host=4GiB,disk.")
     ] = "host",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to write.")] = 64,
+    prefill_chunk_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Read the prompt in chunks of so many tokens."),
+    ] = None,
+    prefill_early_request: Annotated[
+        bool, typer.Option(help="Request a chunk's rows while the one before computes.")
+    ] = True,
     compare: Annotated[
         Comparison | None,
         typer.Option(
@@ -53,7 +60,13 @@ def generate(
     hush_transformers()
     tokenizer = load_tokenizer(model)
     with progress_bar("loading rows") as advance:
-        loaded = integration.load(model, placement=placement, progress=advance, **options)
+        loaded = integration.load(
+            model,
+            placement=placement,
+            prefill_early_request=prefill_early_request,
+            progress=advance,
+            **options,
+        )
     with loaded:
         prompt_ids = tokenizer(text, return_tensors="pt").input_ids.to(loaded.device)
         sampling = {"do_sample": True, "temperature": temperature} if temperature else None
@@ -61,11 +74,14 @@ def generate(
             "max_new_tokens": max_new_tokens,
             "sampling": sampling,
             "seed": seed,
+            "prefill_chunk_size": prefill_chunk_size,
         }
         run = stream_text(loaded, tokenizer, text, prompt_ids, words)
         print_costs(loaded.tables, run, prompt_ids.shape[1])
+        if prefill_chunk_size is not None:
+            print_requests(loaded.early_request_stats())
         if compare is not None:
-            integration.open_tables(loaded, model, placement="host")
+            integration.open_tables(loaded, model, placement="host", prefill_early_request=False)
             compare_runs(run, loaded, tokenizer, prompt_ids, words)
 
 
@@ -135,6 +151,15 @@ def print_costs(tables: tuple[Table, ...], run: Generation, num_prompt_tokens: i
         f"{run.tokens_per_s:.1f} tokens/s; {run.num_rows:,} rows looked up in "
         f"{run.rows_s * 1e3:.1f} ms ({share:.1f} % of {run.total_s:.2f} s)",
         highlight=False,
+    )
+
+
+def print_requests(stats: dict[str, Any]) -> None:
+    """Prints which chunks' rows were requested early, and why others were not."""
+    reasons = [*stats["lanes"], *(reason for reason in stats["prompts"] if reason != "early")]
+    typer.echo(
+        f"Chunks of the prompt with rows requested early: {stats['chunks']:,} "
+        f"({'; '.join(reasons)})"
     )
 
 

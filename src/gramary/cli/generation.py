@@ -72,6 +72,7 @@ def run_generation(
     show_tokens: Callable[[torch.Tensor], None] | None = None,
     sampling: dict[str, Any] | None = None,
     seed: int = 0,
+    prefill_chunk_size: int | None = None,
 ) -> Generation:
     """Lets a model continue a prompt and returns the tokens, their logits and the times.
 
@@ -82,6 +83,7 @@ def run_generation(
         show_tokens: called with each new token, as it comes.
         sampling: options of `generate` for sampling; None takes the likeliest token.
         seed: seeds torch's generators before the run.
+        prefill_chunk_size: tokens of the prompt to read at once; None reads it whole.
     """
     torch.manual_seed(seed)
     clock = Clock(show_tokens)
@@ -93,6 +95,7 @@ def run_generation(
             streamer=clock,
             return_dict_in_generate=True,
             output_logits=True,
+            prefill_chunk_size=prefill_chunk_size,
             **(sampling or {"do_sample": False}),
         )
         tokens = result.sequences[0, prompt_ids.shape[1] :].cpu()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import NoReturn
 
 import torch
 from torch import nn
 
 from gramary.errors import ClosedError, UnsupportedError
+from gramary.integrations.model_tables import ModelTables
 from gramary.table import Table
 
 
@@ -19,22 +19,6 @@ def refuse_pickling() -> NoReturn:
         "model's folder on, and call gramary.integrations.transformers.load(path) there; "
         "state_dict() holds all other weights"
     )
-
-
-class SharedTable:
-    """A table with several users, closed with the last of them.
-
-    Modules hold this, never the table: a copied module shares the rows, and when the last one is
-    collected the table is closed as if by `close()`.
-    """
-
-    def __init__(self, table: Table) -> None:
-        self.table = table
-        self._finalizer = weakref.finalize(self, table.close)
-
-    def close(self) -> None:
-        """Closes the table for every user; more calls do nothing."""
-        self._finalizer()
 
 
 class TableEmbedding(nn.Module):
@@ -54,19 +38,15 @@ class TableEmbedding(nn.Module):
         super().__init__()
         self.num_embeddings = num_rows
         self.embedding_dim = row_dim
-        self._shared: SharedTable | None = None
+        self._shared: ModelTables | None = None
+        self._layer = 0
         # Holds nothing but the dtype that the model has, and follows model.to(dtype).
         self.register_buffer("_dtype_follower", torch.empty(0), persistent=False)
 
     @property
     def table(self) -> Table:
         """The table that rows come from; raises ClosedError before `attach`."""
-        if self._shared is None:
-            raise ClosedError(
-                "this model has no n-gram table: build it with gramary.integrations."
-                "transformers.load(path)"
-            )
-        return self._shared.table
+        return self.require_shared().tables[self._layer]
 
     @property
     def weight(self) -> torch.Tensor:
@@ -82,12 +62,21 @@ class TableEmbedding(nn.Module):
     def _dtype(self) -> torch.dtype:
         return self.get_buffer("_dtype_follower").dtype
 
-    def attach(self, shared: SharedTable) -> None:
-        """Gives the module its table."""
-        self._shared = shared
+    def attach(self, shared: ModelTables, layer: int) -> None:
+        """Gives the module its table: that of the PLE layer with this dense index."""
+        self._shared, self._layer = shared, layer
+
+    def require_shared(self) -> ModelTables:
+        """Returns all tables of the model; raises ClosedError before `attach`."""
+        if self._shared is None:
+            raise ClosedError(
+                "this model has no n-gram table: build it with gramary.integrations."
+                "transformers.load(path)"
+            )
+        return self._shared
 
     def close(self) -> None:
-        """Closes the table, for all modules that share it."""
+        """Closes the model's tables, for all modules that share them."""
         if self._shared is not None:
             self._shared.close()
 
@@ -104,9 +93,16 @@ class TableEmbedding(nn.Module):
             ClosedError: the table was closed, or there never was one.
             RowIdError: an id lies outside the table.
             RowReadError: reading rows from a file failed.
+            RowFetchError: the same, for rows that were requested early.
         """
         table = self.table
-        return table.lookup(row_ids.to(table.device), dtype=self._dtype)
+        row_ids = row_ids.to(table.device)
+        # A compiler is shown the lookup alone.
+        if not torch.compiler.is_compiling():
+            rows = self.require_shared().take(self._layer, row_ids, self._dtype)
+            if rows is not None:
+                return rows
+        return table.lookup(row_ids, dtype=self._dtype)
 
     def extra_repr(self) -> str:
         """Returns the sizes, as `print(model)` shows them."""
@@ -118,7 +114,7 @@ class TableEmbedding(nn.Module):
             "_dtype_follower", self.get_buffer("_dtype_follower").clone(), persistent=False
         )
         copied.train(self.training)
-        copied._shared = self._shared
+        copied._shared, copied._layer = self._shared, self._layer
         memo[id(self)] = copied
         return copied
 

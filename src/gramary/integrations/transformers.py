@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from gramary.errors import ArgumentError, ConfigError, DependencyError, UnsupportedError
-from gramary.integrations.table_embedding import SharedTable, TableEmbedding, refuse_pickling
+from gramary.integrations.model_tables import ModelTables, close_all
+from gramary.integrations.prompt_chunks import chunks_of_generate
+from gramary.integrations.table_embedding import TableEmbedding, refuse_pickling
 from gramary.settings import Settings
 from gramary.source import find_sources
 from gramary.table import Table
@@ -36,6 +38,7 @@ def load(
     path: str | os.PathLike[str],
     *,
     placement: str = "host",
+    prefill_early_request: bool = True,
     settings: Settings | None = None,
     progress: Callable[[int, int], None] | None = None,
     **from_pretrained: Any,
@@ -51,6 +54,8 @@ def load(
         path: the model's folder (a hub snapshot's folder will do): config.json and safetensors.
         placement: where rows go, see `gramary.Table.open`; each PLE layer's table has its own
             budgets.
+        prefill_early_request: with `generate(prefill_chunk_size=...)`, request a chunk's rows
+            while the chunk before computes; `model.early_request_stats()` tells.
         settings: options of the tables; None reads the environment.
         progress: called with (bytes read, bytes in all) while a table's rows are loaded.
         **from_pretrained: passed to transformers' `from_pretrained` (dtype, device_map, ...).
@@ -78,7 +83,14 @@ def load(
     find_sources(folder)
     loaded = _with_tables(model_class).from_pretrained(folder, config=config, **from_pretrained)
     model = loaded[0] if isinstance(loaded, tuple) else loaded
-    open_tables(model, folder, placement=placement, settings=settings, progress=progress)
+    open_tables(
+        model,
+        folder,
+        placement=placement,
+        prefill_early_request=prefill_early_request,
+        settings=settings,
+        progress=progress,
+    )
     return loaded
 
 
@@ -87,6 +99,7 @@ def open_tables(
     path: str | os.PathLike[str],
     *,
     placement: str,
+    prefill_early_request: bool = True,
     settings: Settings | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
@@ -98,13 +111,16 @@ def open_tables(
         model: a model of `load`.
         path: the folder it was loaded from.
         placement: where rows go.
+        prefill_early_request: as for `load`.
         settings: options of the tables; None reads the environment.
         progress: called with (bytes read, bytes in all) while a table's rows are loaded.
 
     Raises:
         GramaryError: as `gramary.Table.open`.
     """
-    for layer, ple in enumerate(_ple_layers(model)):
+    tables: list[Table] = []
+    layers = _ple_layers(model)
+    for layer, ple in enumerate(layers):
         try:
             table = Table.open(
                 path,
@@ -115,9 +131,13 @@ def open_tables(
                 progress=progress,
             )
         except BaseException:
+            close_all(tables)
             model.close()
             raise
-        ple.ple_embedding.ngram_embedding.attach(SharedTable(table))
+        tables.append(table)
+    shared = ModelTables(tables, prefill_early_request=prefill_early_request, settings=settings)
+    for layer, ple in enumerate(layers):
+        ple.ple_embedding.ngram_embedding.attach(shared, layer)
 
 
 class TableModelMixin:
@@ -136,6 +156,38 @@ class TableModelMixin:
     def tables(self) -> tuple[Table, ...]:
         """The tables, by dense index of their PLE layer."""
         return tuple(ple.ple_embedding.ngram_embedding.table for ple in _ple_layers(self))
+
+    def early_request_stats(self) -> dict[str, Any]:
+        """Returns how `generate` read its prompts, see `ModelTables.stats`."""
+        return self._shared.stats()
+
+    @property
+    def _shared(self) -> ModelTables:
+        """The tables and what requests their rows; raises ClosedError where there are none."""
+        embedding = _ple_layers(self)[0].ple_embedding.ngram_embedding
+        return embedding.require_shared()
+
+    def _prefill(
+        self, input_ids: Any, generation_config: Any, model_kwargs: Any, *rest: Any, **options: Any
+    ) -> Any:
+        """Reads the prompt as transformers does, its chunks' rows requested ahead where it can.
+
+        Source: `GenerationMixin._prefill` of transformers 5.24 (generation/utils.py).
+        """
+        shared, layer = self._shared, _ple_layers(self)[0]
+        arguments = (input_ids, generation_config, model_kwargs, *rest)
+        read = functools.partial(super()._prefill, *arguments, **options)  # type: ignore[misc]
+        reason = shared.why_not_early(generation_config.prefill_chunk_size)
+        # Without a cache, transformers refuses chunks itself.
+        if reason is not None or model_kwargs.get("cache") is None:
+            shared.look_up_later(reason or "no cache")
+            return read()
+        with shared.requested_early(
+            lambda: chunks_of_generate(
+                shared.tables[0].spec, layer.ple_embedding.layer_idx, *arguments[:3]
+            )
+        ):
+            return read()
 
     def close(self) -> None:
         """Closes the tables; the model can compute no more. More calls do nothing."""

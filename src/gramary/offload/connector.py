@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
@@ -23,6 +24,7 @@ from gramary.batch import Batch
 from gramary.errors import ArgumentError, ClosedError, GramaryError, RowFetchError
 from gramary.offload.batch_tensors import check_tokens, tensors_for
 from gramary.offload.lanes import HostLane
+from gramary.offload.region import Region
 from gramary.offload.routing import Router
 from gramary.offload.service import Service
 from gramary.offload.setup import (
@@ -32,6 +34,7 @@ from gramary.offload.setup import (
     ring_shape,
     start_service,
 )
+from gramary.offload.sides import Side
 from gramary.offload.ticket import Ticket
 from gramary.reading.arguments import result_buffer
 from gramary.settings import Settings
@@ -41,8 +44,8 @@ from gramary.table import Table
 class Connector:
     """Fetches rows of one or several tables for the batches of an engine.
 
-    Calls come from one thread, the engine's. The tables must stay open until `close`. On CUDA,
-    `request` and `wait` queue work on the current stream and may be captured into a graph,
+    Calls come from one thread, the engine's. A table that is closed closes its connectors first.
+    On CUDA, `request` and `wait` queue work on the current stream and may be captured into a graph,
     together and once they have run eagerly with such tensors: a replay is a request of its own,
     with the tokens, history and query_start_loc that its tensors then hold, and calls nothing on
     the host. Graphs captured on one stream, and other work of that stream, must not overlap.
@@ -59,6 +62,7 @@ class Connector:
 
     Raises:
         ArgumentError: an argument is out of its range.
+        LoadError, ClosedError: a table is not loaded, or closed.
         RowFetchError: the worker process does not come up.
         DependencyError: CUDA tables need Triton and cuda-bindings.
     """
@@ -78,6 +82,11 @@ class Connector:
         if worker not in ("thread", "process"):
             raise ArgumentError(f"worker: expected 'thread' or 'process', got {worker!r}")
         settings = settings or Settings.from_env()
+        # Nothing to close until the end of this method.
+        self._is_closed = True
+        self._lock = threading.RLock()
+        for table in self._tables:
+            table.close_first(self)
         self._router = Router.of(self._tables, settings, prefill_early_request)
         shape = ring_shape(self._tables, max_tokens, num_slots)
         self._limits = shape
@@ -98,7 +107,8 @@ class Connector:
         self._host_lane = HostLane(self._region, self._side.quarantine)
         self._open_tickets: list[Ticket] = []
         self._lanes_taken: Counter[str] = Counter()
-        self._lock = threading.RLock()
+        # Of a connector that is dropped, nothing may outlive the memory that it reads.
+        self._finalizer = weakref.finalize(self, shut_down, self._service, self._side, self._region)
         self._is_closed = False
 
     def request(self, batch: Batch) -> Ticket:
@@ -244,10 +254,8 @@ class Connector:
             if self._is_closed:
                 return
             self._is_closed = True
-            self._service.stop()
-            self._side.close()
             self._open_tickets.clear()
-            self._region.close()
+            self._finalizer()
 
     @property
     def service(self) -> Service:
@@ -312,6 +320,13 @@ class Connector:
             raise ArgumentError(f"layer: expected 0 to {len(self._tables) - 1}, got {layer}")
         if layer in ticket.awaited:
             raise ArgumentError(f"layer: {layer} of this ticket was awaited before")
+
+
+def shut_down(service: Service, side: Side, region: Region) -> None:
+    """Ends the service, lets go of everything under way, and gives the memory back."""
+    service.stop()
+    side.close()
+    region.close()
 
 
 def unasked(batch: Batch) -> Ticket:
