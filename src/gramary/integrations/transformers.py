@@ -164,7 +164,7 @@ class TableModelMixin:
     @property
     def _shared(self) -> ModelTables:
         """The tables and what requests their rows; raises ClosedError where there are none."""
-        embedding = _ple_layers(self)[0].ple_embedding.ngram_embedding
+        embedding: TableEmbedding = _ple_layers(self)[0].ple_embedding.ngram_embedding
         return embedding.require_shared()
 
     def _prefill(
