@@ -14,6 +14,7 @@ LAYERS = {
     "receipt_head": 0,
     "count_receipts": 0,
     "receipts": 0,
+    "cgroups": 0,
     "machine": 0,
     "page_cache": 0,
     "lifetime": 0,

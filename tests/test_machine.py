@@ -12,6 +12,7 @@ from gramary.machine import (
     read_host_room,
     read_huge_pages,
     read_numa_nodes,
+    usable_cpus,
 )
 from gramary.settings import Settings
 
@@ -168,3 +169,28 @@ def test_numa_node_of_pci(tmp_path: Path, text: str, node: int | None) -> None:
 def test_this_machine_answers() -> None:
     assert read_host_room(Settings()).free_bytes(locking=False) > 0
     assert read_numa_nodes()
+
+
+@pytest.mark.parametrize(
+    ("files", "num_cpus"),
+    [
+        ({}, 8),
+        (CGROUP_V2 | {"sys/fs/cgroup/box/cpu.max": "350000 100000\n"}, 3),
+        (CGROUP_V2 | {"sys/fs/cgroup/box/inner/cpu.max": "20000 100000\n"}, 1),
+        (CGROUP_V2 | {"sys/fs/cgroup/box/cpu.max": "max 100000\n"}, 8),
+        (
+            CGROUP_V1
+            | {
+                "proc/self/mountinfo": "35 31 0:32 /docker/abc /cg rw - cgroup cgroup rw,cpu\n",
+                "cg/cpu.cfs_quota_us": "200000\n",
+                "cg/cpu.cfs_period_us": "100000\n",
+            },
+            2,
+        ),
+    ],
+)
+def test_usable_cpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], num_cpus: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(8)))
+    assert usable_cpus(write_tree(tmp_path, machine_files() | files)) == num_cpus

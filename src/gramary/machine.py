@@ -1,4 +1,4 @@
-"""What this machine really has free: memory, cgroup room, lock room, huge pages, NUMA nodes.
+"""What this machine really has free: memory, CPUs, cgroup room, lock room, huge pages, NUMA.
 
 Everything is read from files below a root folder ("/" on a machine, a temporary folder in tests).
 Sources: proc_meminfo(5), proc_pid_limits(5), proc_pid_status(5), proc_pid_mountinfo(5),
@@ -9,9 +9,11 @@ mm/transhuge.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
+from gramary.cgroups import cgroups_of
 from gramary.errors import UnsupportedError
 from gramary.settings import Settings
 
@@ -112,6 +114,13 @@ def read_host_room(settings: Settings, root: Path = ROOT) -> HostRoom:
     )
 
 
+def usable_cpus(root: Path = ROOT) -> int:
+    """Returns how many CPUs this process may keep busy: its affinity's, or its cgroups' quota."""
+    num_cpus = len(os.sched_getaffinity(0))
+    quotas = [_quota_of(folder) for folder in cgroups_of("cpu", root)]
+    return max(1, min([num_cpus, *(int(quota) for quota in quotas if quota > 0)]))
+
+
 def read_huge_pages(root: Path = ROOT) -> HugePages:
     """Returns what huge pages the machine offers; absent files read as "never" and 0."""
     info = _meminfo(root)
@@ -185,7 +194,9 @@ def _lock_room(root: Path) -> int | None:
 
 def _cgroup_room(root: Path) -> int | None:
     """Returns the least room of the memory cgroups from the process up, None without a limit."""
-    rooms = [room for room in (_room_of(folder) for folder in _memory_cgroups(root)) if room >= 0]
+    rooms = [
+        room for room in (_room_of(folder) for folder in cgroups_of("memory", root)) if room >= 0
+    ]
     return min(rooms, default=None)
 
 
@@ -208,39 +219,13 @@ def _room_of(folder: Path) -> int:
     return max(0, int(limit) - max(0, int(used) - idle))
 
 
-def _memory_cgroups(root: Path) -> Iterator[Path]:
-    """Yields the folders of the memory cgroups that hold this process, innermost first."""
-    groups = dict(_own_cgroups(root))
-    for version, mount_root, mount_point in _cgroup_mounts(root):
-        if version not in groups:
-            continue
-        own, base = PurePosixPath(groups[version]), PurePosixPath(mount_root)
-        # In a container the mount may show only a part of the hierarchy, or be named otherwise.
-        below = own.relative_to(base) if own.is_relative_to(base) else PurePosixPath()
-        top = root / mount_point.lstrip("/")
-        for part in (below, *below.parents):
-            yield top / part
-
-
-def _own_cgroups(root: Path) -> Iterator[tuple[int, str]]:
-    """Yields (cgroup version, path) of the memory controllers that hold this process."""
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0" and not controllers:
-            yield 2, path
-        elif "memory" in controllers.split(","):
-            yield 1, path
-
-
-def _cgroup_mounts(root: Path) -> Iterator[tuple[int, str, str]]:
-    """Yields (cgroup version, root within the hierarchy, mount point) of memory hierarchies."""
-    for line in _read(root / "proc/self/mountinfo").splitlines():
-        fields, _, tail = line.partition(" - ")
-        kind, _, options = tail.partition(" ")
-        if kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split()[-1].split(",")):
-            _, _, _, mount_root, mount_point, *_ = fields.split()
-            yield (2 if kind == "cgroup2" else 1), mount_root, mount_point
+def _quota_of(folder: Path) -> float:
+    """Returns the CPUs' worth of time that a cgroup gives, 0 without a limit (either version)."""
+    quota, _, period = _read(folder / "cpu.max").partition(" ")
+    if not period:
+        quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+    # "max" and -1: no limit.
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else 0.0
 
 
 def _chosen(path: Path) -> str:
