@@ -1,34 +1,32 @@
 #pragma once
 #include <condition_variable>
 #include <cstdint>
-#include <functional>
 #include <mutex>
 #include <thread>
 #include <vector>
 
+#include "base/pool.hpp"
+
 namespace gramary {
 
-// A fixed set of workers that split one index range at a time.
+// A fixed set of workers that sleep between ranges.
 //
-// parallel_for(n, grain, body) calls body(begin, end) over disjoint pieces that cover [0, n)
-// and returns when all are done. The calling thread works too; a range no longer than one
-// grain runs on it alone, without waking anybody. Calls from several threads take turns.
+// A range no longer than one grain runs on the calling thread alone, without waking anybody; the
+// pieces of a longer one have a grain each. Calls from several threads take turns.
 // An exception from a body is rethrown in the caller after every piece has ended.
 // Invariant: no worker touches a job after parallel_for returned. The destructor joins.
 // A forked child has no workers: parallel_for then runs on the caller alone.
-class ThreadPool {
+class ThreadPool final : public Pool {
  public:
-    using Body = std::function<void(std::int64_t begin, std::int64_t end)>;
-
     explicit ThreadPool(int num_threads);
-    ~ThreadPool();
+    ~ThreadPool() override;
     ThreadPool(const ThreadPool&) = delete;
     ThreadPool& operator=(const ThreadPool&) = delete;
 
     // Threads that can work on one range, the caller included.
     int num_threads() const noexcept { return static_cast<int>(workers_.size()) + 1; }
 
-    void parallel_for(std::int64_t count, std::int64_t grain, const Body& body);
+    void parallel_for(std::int64_t count, std::int64_t grain, const Body& body) override;
     // The same, or false at once where another call has the workers.
     bool try_parallel_for(std::int64_t count, std::int64_t grain, const Body& body);
 

@@ -128,8 +128,7 @@ std::int64_t NgramHasher::hash_tokens(const FlatBatch& batch, std::int64_t begin
     return -1;
 }
 
-BatchFault NgramHasher::hash_batch(const FlatBatch& batch, std::int64_t* ids,
-                                   ThreadPool& pool) const {
+BatchFault NgramHasher::hash_batch(const FlatBatch& batch, std::int64_t* ids, Pool& pool) const {
     if (const BatchFault fault = check(batch)) return fault;
     FirstIndex first_wrong;
     pool.parallel_for(batch.num_tokens, kGrain, [&](std::int64_t begin, std::int64_t end) {

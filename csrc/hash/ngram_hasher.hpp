@@ -42,7 +42,7 @@ class NgramHasher {
 
     // Ids of the whole batch, on a thread pool; checks all of it first or on the way.
     BatchFault hash_batch(const FlatBatch& batch, std::int64_t* ids,
-                          ThreadPool& pool = ThreadPool::shared()) const;
+                          Pool& pool = ThreadPool::shared()) const;
 
  private:
     template <int N, class Token>

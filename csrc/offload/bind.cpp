@@ -29,11 +29,10 @@ T& word(std::uintptr_t address) {
 }
 
 // A slot's places: its header, then answer, ids and rows of each layer.
-std::vector<Slot> slots_from(std::uintptr_t base, const std::vector<Words>& places,
-                             bool is_stream) {
+std::vector<Slot> slots_from(std::uintptr_t base, const std::vector<Words>& places) {
     std::vector<Slot> slots;
     for (const Words& place : places) {
-        Slot slot{at<SlotHeader>(base, place.at(0)), {}, is_stream};
+        Slot slot{at<SlotHeader>(base, place.at(0)), {}};
         for (std::size_t i = 1; i < place.size(); i += 3) {
             slot.layers.push_back({at<Answer>(base, place.at(i)),
                                    at<std::int64_t>(base, place.at(i + 1)),
@@ -44,24 +43,27 @@ std::vector<Slot> slots_from(std::uintptr_t base, const std::vector<Words>& plac
     return slots;
 }
 
-// A layer's hash constants, then its extents.
+// A layer's hash constants, then its extents, then whether a device reads its results.
 LayerStore store_from(const Words& numbers, const Words& multipliers, const Words& sizes,
                       const Words& offsets) {
     const NgramHasher hasher(numbers.at(0), numbers.at(1), multipliers, sizes, offsets);
     return LayerStore(hasher, numbers.at(2), numbers.at(3),
                       {at<const std::uint8_t>(0, numbers.at(4)), numbers.at(5), numbers.at(6)},
-                      {at<DiskReader>(0, numbers.at(7)), numbers.at(8), numbers.at(9)});
+                      {at<DiskReader>(0, numbers.at(7)), numbers.at(8), numbers.at(9)},
+                      numbers.at(10) != 0);
 }
 
+// Numbers, multipliers, sizes and offsets of a layer.
 using LayerArguments = std::tuple<Words, Words, Words, Words>;
+// Host slots, stream slots, inputs, and the sizes of a region.
+using Places = std::tuple<std::vector<Words>, std::vector<Words>, std::vector<Words>, Words>;
+using TenantArguments = std::tuple<std::uintptr_t, Places, std::vector<LayerArguments>>;
 
-void make_service(RowService* self, std::uintptr_t base, const std::vector<Words>& host_slots,
-                  const std::vector<Words>& stream_slots, const std::vector<Words>& inputs,
-                  const Words& sizes, const std::vector<LayerArguments>& layers,
-                  const std::string& poll, int num_threads) {
+Region region_from(std::uintptr_t base, const Places& places) {
+    const auto& [host_slots, stream_slots, inputs, sizes] = places;
     Region region{at<RegionHeader>(base, 0),
-                  slots_from(base, host_slots, false),
-                  slots_from(base, stream_slots, true),
+                  slots_from(base, host_slots),
+                  slots_from(base, stream_slots),
                   {},
                   sizes.at(0),
                   sizes.at(1)};
@@ -70,12 +72,20 @@ void make_service(RowService* self, std::uintptr_t base, const std::vector<Words
             {at<InputHeader>(base, place.at(0)), at<std::int64_t>(base, place.at(1)),
              at<std::int64_t>(base, place.at(2)), at<std::int32_t>(base, place.at(3))});
     }
-    std::vector<LayerStore> stores;
-    for (const auto& [numbers, multipliers, head_sizes, offsets] : layers) {
-        stores.push_back(store_from(numbers, multipliers, head_sizes, offsets));
+    return region;
+}
+
+void make_service(RowService* self, const std::vector<TenantArguments>& arguments,
+                  const std::string& poll, int num_threads) {
+    std::list<Tenant> tenants;
+    for (const auto& [base, places, layers] : arguments) {
+        std::vector<LayerStore> stores;
+        for (const auto& [numbers, multipliers, sizes, offsets] : layers) {
+            stores.push_back(store_from(numbers, multipliers, sizes, offsets));
+        }
+        tenants.emplace_back(region_from(base, places), std::move(stores));
     }
-    new (self) RowService(std::move(region), std::move(stores),
-                          ServiceOptions{Waiter::kind_of(poll), num_threads});
+    new (self) RowService(std::move(tenants), ServiceOptions{Waiter::kind_of(poll), num_threads});
 }
 
 nb::list spans_of(RowService& self) {
@@ -100,6 +110,23 @@ bool wait_word(std::uintptr_t address, double timeout_s) {
     return true;
 }
 
+// Rings by writing a request's number and waits for the flag, which it lowers and releases: the
+// nanoseconds that took as a GPU would see it, or -1 after the time-out.
+std::int64_t time_answer(std::uintptr_t slot, std::uintptr_t ready, std::uint64_t number,
+                         double timeout_s) {
+    auto& header = word<SlotHeader>(slot);
+    auto& flag = word<std::uint32_t>(ready);
+    const std::int64_t begin_ns = TraceLog::now_ns();
+    store_release(header.number, number);
+    while (!load_acquire(flag)) {
+        if (TraceLog::now_ns() - begin_ns > timeout_s * 1e9) return -1;
+    }
+    const std::int64_t end_ns = TraceLog::now_ns();
+    store_release(flag, std::uint32_t{0});
+    store_release(header.released, number);
+    return end_ns - begin_ns;
+}
+
 }  // namespace
 }  // namespace gramary::offload
 
@@ -122,11 +149,14 @@ void bind_offload(nb::module_& m) {
                  self.script().set({min_delay_us, max_delay_us, fail_every, seed});
              });
     m.def("wait_word", &wait_word, Released());
+    m.def("time_answer", &time_answer, Released());
     m.def("load_u32", [](std::uintptr_t p) { return load_acquire(word<std::uint32_t>(p)); });
     m.def("load_u64", [](std::uintptr_t p) { return load_acquire(word<std::uint64_t>(p)); });
     m.def("store_u32", [](std::uintptr_t p, std::uint32_t value) {
         store_release(word<std::uint32_t>(p), value);
     });
+    m.def("raise_u32",
+          [](std::uintptr_t p, std::uint32_t value) { raise_to(word<std::uint32_t>(p), value); });
     m.def("store_u64", [](std::uintptr_t p, std::uint64_t value) {
         store_release(word<std::uint64_t>(p), value);
     });
@@ -138,17 +168,16 @@ void bind_offload(nb::module_& m) {
     layout["magic"] = kMagic;
     layout["version"] = kVersion;
     layout["max_layers"] = kMaxLayers;
+    layout["parts"] = kParts;
     layout["region_header"] = sizeof(RegionHeader);
     layout["host_number"] = offsetof(RegionHeader, host_number);
     layout["stop"] = offsetof(RegionHeader, stop);
-    layout["heartbeat"] = offsetof(RegionHeader, heartbeat);
     layout["service_state"] = offsetof(RegionHeader, service_state);
     layout["service_pid"] = offsetof(RegionHeader, service_pid);
     layout["counters"] = offsetof(RegionHeader, counters);
     layout["slot_header"] = sizeof(SlotHeader);
     layout["slot_number"] = offsetof(SlotHeader, number);
     layout["slot_num_tokens"] = offsetof(SlotHeader, num_tokens);
-    layout["doorbell"] = offsetof(SlotHeader, doorbell);
     layout["released"] = offsetof(SlotHeader, released);
     layout["done"] = offsetof(SlotHeader, done);
     layout["slot_states"] = offsetof(SlotHeader, states);
@@ -163,6 +192,7 @@ void bind_offload(nb::module_& m) {
     layout["answer_failure"] = offsetof(Answer, failure);
     layout["answer_error"] = offsetof(Answer, error);
     layout["answer_file"] = offsetof(Answer, file);
+    layout["answer_progress"] = offsetof(Answer, progress);
     layout["answer_offset"] = offsetof(Answer, offset);
     layout["ready"] = offsetof(Answer, ready);
     m.attr("ring_layout") = layout;

@@ -5,8 +5,16 @@
 #include "offload/waiter.hpp"
 
 namespace gramary::offload {
+namespace {
 
 using Clock = std::chrono::steady_clock;
+
+// Pieces of a short range are at least this part of a grain: handing one over costs a cache miss.
+constexpr std::int64_t kLeastPart = 8;
+// Pieces a thread, so that one that comes late finds less left.
+constexpr std::int64_t kPiecesEach = 2;
+
+}  // namespace
 
 HotPool::HotPool(int num_threads, std::chrono::microseconds spin) : spin_(spin) {
     for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this] { worker_loop(); });
@@ -21,61 +29,87 @@ HotPool::~HotPool() {
     for (auto& worker : workers_) worker.join();
 }
 
-void HotPool::parallel_for(std::int64_t count, std::int64_t grain, const Body& body) {
+std::int64_t HotPool::piece_of(std::int64_t count, std::int64_t grain) const noexcept {
+    const auto threads = static_cast<std::int64_t>(workers_.size()) + 1;
+    const std::int64_t least = std::max<std::int64_t>(grain / kLeastPart, 1);
+    return std::clamp(count / (threads * kPiecesEach), least, std::max(grain, least));
+}
+
+void HotPool::Desk::parallel_for(std::int64_t count, std::int64_t grain, const Body& body) {
     if (count <= 0) return;
-    if (count <= grain || workers_.empty()) {
+    const std::int64_t piece = pool_.piece_of(count, grain);
+    if (count <= piece || pool_.workers_.empty()) {
         body(0, count);
         return;
     }
-    Job job{&body, count, grain};
+    Job job{body, count, piece};
     job_ = &job;
-    ++generation_;
-    if (count >= kWakeFrom && num_asleep_ > 0) {
-        // Taken and let go: whoever is about to sleep sees the new generation or the notice.
-        {
-            std::lock_guard lock(mutex_);
-        }
-        wake_.notify_all();
+    if (count >= grain) pool_.wake_some();
+    while (work_once(job)) {
     }
-    work_on(job);
-    // In this order, and sequentially consistent: a worker counts itself in before it looks for
-    // the job, so it finds none or is waited for.
-    job_ = nullptr;
-    while (num_inside_ > 0) relax();
+    // Sequentially consistent, as everything about job_: a worker counts itself in before it looks
+    // for the job, so it finds none or is waited for.
+    SpinWait wait;
+    while (num_inside_ > 0) wait.once();
+}
+
+void HotPool::Desk::help(const Desk* other) {
+    ++num_inside_;
+    if (Job* job = job_) {
+        while ((other == nullptr || !other->has_work()) && work_once(*job)) {
+        }
+    }
+    --num_inside_;
+}
+
+bool HotPool::Desk::work_once(Job& job) {
+    const std::int64_t begin = job.next.fetch_add(job.piece, std::memory_order_relaxed);
+    if (begin >= job.count) return false;
+    const std::int64_t end = std::min(begin + job.piece, job.count);
+    if (end == job.count) {
+        // The last piece is taken: nobody else need look.
+        Job* listed = &job;
+        job_.compare_exchange_strong(listed, nullptr);
+    }
+    job.body(begin, end);
+    return end < job.count;
 }
 
 void HotPool::worker_loop() {
-    std::uint64_t seen = 0;
-    while (await_job(seen)) {
-        seen = generation_;
-        ++num_inside_;
-        if (Job* job = job_) work_on(*job);
-        --num_inside_;
+    while (await_work()) {
+        express_.help(nullptr);
+        regular_.help(&express_);
     }
 }
 
-bool HotPool::await_job(std::uint64_t seen) {
+bool HotPool::await_work() {
     const auto until = Clock::now() + spin_;
+    SpinWait wait;
     do {
         for (int i = 0; i < 64; ++i) {
             if (stopping_) return false;
-            if (generation_ != seen) return true;
-            relax();
+            if (has_work()) return true;
+            wait.once();
         }
     } while (Clock::now() < until);
     std::unique_lock lock(mutex_);
     ++num_asleep_;
-    wake_.wait(lock, [&] { return stopping_ || generation_ != seen; });
+    wake_.wait(lock, [&] { return stopping_ || has_work(); });
     --num_asleep_;
-    return !stopping_;
+    lock.unlock();
+    if (stopping_) return false;
+    wake_some();
+    return true;
 }
 
-void HotPool::work_on(Job& job) {
-    for (;;) {
-        const std::int64_t begin = job.next.fetch_add(job.grain, std::memory_order_relaxed);
-        if (begin >= job.count) return;
-        (*job.body)(begin, std::min(begin + job.grain, job.count));
+void HotPool::wake_some() {
+    if (num_asleep_ == 0) return;
+    // Taken and let go: whoever is about to sleep sees the work or the notice.
+    {
+        std::lock_guard lock(mutex_);
     }
+    wake_.notify_one();
+    wake_.notify_one();
 }
 
 }  // namespace gramary::offload

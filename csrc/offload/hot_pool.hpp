@@ -3,54 +3,79 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <functional>
 #include <mutex>
 #include <thread>
 #include <vector>
 
+#include "base/pool.hpp"
+
 namespace gramary::offload {
 
-// Workers that split one index range at a time and stay awake for a while between ranges, so that
-// a range of a few microseconds is worth splitting.
+// Workers that stay awake for a while behind their last work, so that a range of a few
+// microseconds is worth splitting, and that two threads may give work to: through `express` and
+// through `regular`. A worker leaves a regular range between two pieces for an express one.
 //
-// A small range is shared with the workers that happen to be awake, and wakes nobody: waking one
-// takes longer than the work. One caller at a time, always the same thread or threads in turn; the
-// calling thread works too. A body must not throw.
+// A worker that is awake finds a range within a cache line's way; sleeping ones are woken for
+// ranges of a grain and more, by their callers one or two, who wake the next. Pieces are a grain
+// for long ranges and shorter for short ones, so that all who are awake have some.
+// Each of the two is used by one thread at a time. A body must not throw.
 // Invariant: no worker touches a job after parallel_for returned. The destructor joins.
 class HotPool {
  public:
-    using Body = std::function<void(std::int64_t begin, std::int64_t end)>;
-
-    // Ranges from this size on wake sleeping workers.
-    static constexpr std::int64_t kWakeFrom = 2048;
-
-    // `spin`: how long a worker stays awake behind its last job.
+    // num_threads: who may work on one range, its caller included.
+    // spin: how long a worker stays awake behind its last work.
     HotPool(int num_threads, std::chrono::microseconds spin);
     ~HotPool();
     HotPool(const HotPool&) = delete;
     HotPool& operator=(const HotPool&) = delete;
 
-    // Calls body(begin, end) over disjoint pieces of at most `grain` that cover [0, count).
-    void parallel_for(std::int64_t count, std::int64_t grain, const Body& body);
+    Pool& express() noexcept { return express_; }
+    Pool& regular() noexcept { return regular_; }
+
+    // The longest piece that a range is cut into.
+    std::int64_t piece_of(std::int64_t count, std::int64_t grain) const noexcept;
 
  private:
+    static constexpr std::size_t kLine = 64;
+
     struct Job {
-        const Body* body;
+        const Pool::Body& body;
         std::int64_t count;
-        std::int64_t grain;
-        std::atomic<std::int64_t> next{0};
+        std::int64_t piece;
+        alignas(kLine) std::atomic<std::int64_t> next{0};
     };
+
+    // Where one thread's ranges are found.
+    class Desk final : public Pool {
+     public:
+        explicit Desk(HotPool& pool) noexcept : pool_(pool) {}
+        void parallel_for(std::int64_t count, std::int64_t grain, const Body& body) override;
+
+        bool has_work() const noexcept { return job_.load() != nullptr; }
+        // Works on what is there until it is used up, or until `other` has work.
+        void help(const Desk* other);
+
+     private:
+        // Takes a piece; false once none is left. Whoever takes the last takes the job off the
+        // desk.
+        bool work_once(Job& job);
+
+        HotPool& pool_;
+        alignas(kLine) std::atomic<Job*> job_{nullptr};
+        alignas(kLine) std::atomic<int> num_inside_{0};  // workers that may hold the job
+    };
+
+    bool has_work() const noexcept { return express_.has_work() || regular_.has_work(); }
     void worker_loop();
-    // Waits for a job newer than `seen`; false when it is time to end.
-    bool await_job(std::uint64_t seen);
-    static void work_on(Job& job);
+    // Waits for work; false when it is time to end.
+    bool await_work();
+    void wake_some();
 
     const std::chrono::microseconds spin_;
-    std::atomic<Job*> job_{nullptr};
-    std::atomic<std::uint64_t> generation_{0};
-    std::atomic<int> num_inside_{0};  // workers that may hold the job
-    std::atomic<int> num_asleep_{0};
-    std::atomic<bool> stopping_{false};
+    Desk express_{*this};
+    Desk regular_{*this};
+    alignas(kLine) std::atomic<bool> stopping_{false};
+    alignas(kLine) std::atomic<int> num_asleep_{0};
     std::mutex mutex_;
     std::condition_variable wake_;
     std::vector<std::thread> workers_;

@@ -17,7 +17,6 @@ struct Slot {
 
     SlotHeader* header;
     std::vector<Layer> layers;
-    bool is_stream;
 };
 
 // Where one entry of host-lane inputs lies.

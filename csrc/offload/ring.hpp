@@ -12,24 +12,28 @@ namespace gramary::offload {
 // the state word, which is settled by compare-and-swap.
 //
 // One request's life, per layer:
-//   requester   writes inputs or ids, then state = requested(n), then (stream lane) the number, so
-//               that whoever reads a number finds its request complete; the doorbell or
-//               host_number last
-//   service     waits until the slot's previous request was released, writes the rows, then the
-//               answer, then state: requested(n) -> published(n), then ready
+//   requester   writes inputs or ids, then state = requested(n), then the number: the slot's own
+//               (stream lane) or host_number. The number is the doorbell; whoever reads it finds
+//               its request complete
+//   service     waits until the slot's previous request was released, writes the rows, raising
+//               (host lane) `progress` as it goes, then the answer, then state: requested(n) ->
+//               published(n), then ready
 //   watchdog    gives up by state: requested(n) -> abandoned(n), then ready, likewise only once
 //               the slot's previous request was released
 //   consumer    waits for ready, clears it, compares answer.number with n, takes the rows,
-//               then (behind the last layer) writes released = n
-// Whoever wins the swap raises `ready`, so it is raised once a request, and an answer that comes
-// after its request was given up wakes nobody. The service answers a slot's requests in order, so
-// a late writer never overwrites rows of a newer request.
+//               then (behind the last layer) writes released = n; a consumer that copies rows
+//               first may do so part by part behind `progress`, and judges them by the answer
+// Whoever wins the swap raises `progress` to its end, then `ready`, so that ready is raised once a
+// request, and an answer that comes after its request was given up wakes nobody. Progress carries
+// the request's number and only grows: what is left of an older request, or comes late, never
+// passes for a newer one's. The service answers a slot's requests in order, so a late writer never
+// overwrites rows of a newer request.
 //
 // The structures here are mirrored in src/gramary/offload/ring.py, which alone decides where each
 // lies in the region; a test compares the two.
 
 inline constexpr std::uint64_t kMagic = 0x474E495259524D47;  // "GMRYRING", little endian
-inline constexpr std::uint32_t kVersion = 1;
+inline constexpr std::uint32_t kVersion = 2;
 inline constexpr std::size_t kLine = 64;
 
 enum class Phase : std::uint64_t { idle = 0, requested = 1, published = 2, abandoned = 3 };
@@ -38,7 +42,15 @@ constexpr std::uint64_t state_of(std::uint64_t number, Phase phase) noexcept {
     return number << 2 | static_cast<std::uint64_t>(phase);
 }
 
-enum class ServiceState : std::uint32_t { starting = 0, running = 1, stopped = 2, failed = 3 };
+// Parts of a request's rows that progress is told by.
+inline constexpr std::uint64_t kParts = 8;
+
+// Counted around: 32 bits are what a stream can wait for.
+constexpr std::uint32_t progress_of(std::uint64_t number, std::uint64_t part) noexcept {
+    return static_cast<std::uint32_t>(number * kParts + part);
+}
+
+enum class ServiceState : std::uint32_t { starting = 0, running = 1, stopped = 2 };
 
 inline constexpr std::size_t kMaxLayers = 8;
 
@@ -52,8 +64,7 @@ struct alignas(kLine) RegionHeader {
     alignas(kLine) std::uint64_t host_number;  // newest request of the host lane
     std::uint32_t stop;
     // Written by the service.
-    alignas(kLine) std::uint64_t heartbeat;
-    std::uint32_t service_state;
+    alignas(kLine) std::uint32_t service_state;
     std::uint32_t service_pid;
     // Written by the service: running totals.
     alignas(kLine) std::int64_t counters[8];
@@ -78,7 +89,8 @@ struct alignas(kLine) Answer {
     std::int32_t failure;  // Failure; the rest says more
     std::int32_t error;    // errno, 0 for a short read
     std::int32_t file;     // index into the layer's files, -1: none
-    std::int32_t reserved;
+    // progress_of(number, part): the rows' first `part` eighths are in place.
+    std::uint32_t progress;
     std::int64_t offset;  // byte of the file, or index of the wrong token or id
     // Raised by the service or the watchdog, cleared by the consumer.
     alignas(kLine) std::uint32_t ready;
@@ -88,8 +100,6 @@ struct alignas(kLine) SlotHeader {
     // Written by the requester of the stream lane; the service writes both in a host-lane slot.
     std::uint64_t number;
     std::int64_t num_tokens;
-    // Raised by the requester, cleared by the service (stream lane).
-    alignas(kLine) std::uint32_t doorbell;
     // Written by the consumer.
     alignas(kLine) std::uint64_t released;
     // Written by the service behind the last layer.
@@ -110,9 +120,9 @@ struct alignas(kLine) InputHeader {
 
 static_assert(sizeof(RegionHeader) == 4 * kLine);
 static_assert(offsetof(RegionHeader, host_number) == kLine);
-static_assert(offsetof(RegionHeader, heartbeat) == 2 * kLine);
+static_assert(offsetof(RegionHeader, service_state) == 2 * kLine);
 static_assert(sizeof(Answer) == 2 * kLine && offsetof(Answer, ready) == kLine);
-static_assert(sizeof(SlotHeader) == 5 * kLine && sizeof(InputHeader) == 2 * kLine);
+static_assert(sizeof(SlotHeader) == 4 * kLine && sizeof(InputHeader) == 2 * kLine);
 
 // Words of the shared memory, with the order that the protocol needs.
 template <class T>
@@ -123,9 +133,16 @@ template <class T>
 void store_release(T& word, T value) noexcept {
     std::atomic_ref<T>(word).store(value, std::memory_order_release);
 }
-// For words with one writer.
 inline void add(std::int64_t& word, std::int64_t amount) noexcept {
-    store_release(word, load_acquire(word) + amount);
+    std::atomic_ref<std::int64_t>(word).fetch_add(amount, std::memory_order_release);
+}
+// Raises a word that is counted around; one that is further already stays.
+inline void raise_to(std::uint32_t& word, std::uint32_t value) noexcept {
+    std::atomic_ref<std::uint32_t> shared(word);
+    std::uint32_t seen = shared.load(std::memory_order_relaxed);
+    while (static_cast<std::int32_t>(value - seen) > 0 &&
+           !shared.compare_exchange_weak(seen, value, std::memory_order_acq_rel)) {
+    }
 }
 inline bool swap_state(std::uint64_t& state, std::uint64_t from, std::uint64_t to) noexcept {
     return std::atomic_ref<std::uint64_t>(state).compare_exchange_strong(from, to,

@@ -1,5 +1,8 @@
 #include "offload/waiter.hpp"
 
+#include <sched.h>
+#include <sys/prctl.h>
+
 #include <algorithm>
 #include <stdexcept>
 #include <thread>
@@ -9,10 +12,11 @@ namespace {
 
 using std::chrono::microseconds;
 
-// A step is a tenth of the idle time, from 20 us to 500 us.
+// A hundredth of the idle time, from 20 us to 500 us: whoever asks every 10 ms is answered 0.1 ms
+// late at most.
 microseconds step_after(std::chrono::nanoseconds idle) noexcept {
-    const auto tenth = std::chrono::duration_cast<microseconds>(idle / 10);
-    return std::clamp(tenth, microseconds(20), microseconds(500));
+    const auto part = std::chrono::duration_cast<microseconds>(idle / 100);
+    return std::clamp(part, microseconds(20), microseconds(500));
 }
 
 }  // namespace
@@ -25,6 +29,11 @@ void relax() noexcept {
 #endif
 }
 
+void SpinWait::once() noexcept {
+    if (++rounds_ < kRounds) return relax();
+    sched_yield();
+}
+
 Waiter::Kind Waiter::kind_of(const std::string& name) {
     if (name == "adaptive") return Kind::adaptive;
     if (name == "spin") return Kind::spin;
@@ -34,11 +43,11 @@ Waiter::Kind Waiter::kind_of(const std::string& name) {
 
 void Waiter::idle() noexcept {
     const auto idle_time = Clock::now() - idle_since_;
-    if (kind_ == Kind::spin || (kind_ == Kind::adaptive && idle_time < kSpin)) {
-        for (int i = 0; i < 16; ++i) relax();
-        return;
-    }
+    const bool spins = kind_ == Kind::spin || (kind_ == Kind::adaptive && idle_time < spin_);
+    if (spins) return spinning_.once();
     std::this_thread::sleep_for(step_after(idle_time));
 }
+
+void Waiter::sleep_precisely() noexcept { prctl(PR_SET_TIMERSLACK, 1UL); }
 
 }  // namespace gramary::offload

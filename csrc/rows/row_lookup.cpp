@@ -27,7 +27,7 @@ inline const std::uint8_t* address_of(const RowCodec& codec, const RowExtent& ex
 
 std::int64_t lookup_rows(const RowCodec& codec, const RowExtent& extent,
                          std::int64_t num_table_rows, const std::int64_t* row_ids,
-                         std::int64_t count, Output output, std::uint8_t* out, ThreadPool& pool,
+                         std::int64_t count, Output output, std::uint8_t* out, Pool& pool,
                          bool is_sent_on) {
     const RowSink sink(codec, output, count, out, nullptr, is_sent_on);
     const bool is_checked = num_table_rows != kAnyRowId;
@@ -50,7 +50,7 @@ std::int64_t lookup_rows(const RowCodec& codec, const RowExtent& extent,
 }
 
 BatchFault embed_rows(const NgramHasher& hasher, const RowCodec& codec, const RowExtent& extent,
-                      const FlatBatch& batch, Output output, std::uint8_t* out, ThreadPool& pool) {
+                      const FlatBatch& batch, Output output, std::uint8_t* out, Pool& pool) {
     if (const BatchFault fault = hasher.check(batch)) return fault;
     const std::int64_t heads = hasher.num_heads();
     const RowSink sink(codec, output, batch.num_tokens * heads, out);
@@ -76,8 +76,7 @@ BatchFault embed_rows(const NgramHasher& hasher, const RowCodec& codec, const Ro
 }
 
 void decode_rows(const RowCodec& codec, const std::uint8_t* encoded, std::int64_t count,
-                 Output output, const std::int64_t* positions, std::uint8_t* out,
-                 ThreadPool& pool) {
+                 Output output, const std::int64_t* positions, std::uint8_t* out, Pool& pool) {
     const RowSink sink(codec, output, count, out, positions);
     const std::int64_t row_bytes = codec.format().row_bytes;
     const auto fill = [&](std::int64_t first, std::int64_t n, const std::uint8_t** rows) {

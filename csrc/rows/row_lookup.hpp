@@ -24,18 +24,18 @@ constexpr std::int64_t kAnyRowId = -1;
 std::int64_t lookup_rows(const RowCodec& codec, const RowExtent& extent,
                          std::int64_t num_table_rows, const std::int64_t* row_ids,
                          std::int64_t count, Output output, std::uint8_t* out,
-                         ThreadPool& pool = ThreadPool::shared(), bool is_sent_on = false);
+                         Pool& pool = ThreadPool::shared(), bool is_sent_on = false);
 
 // The same for the ids of a batch's tokens, which are never written down: out is
 // [num_tokens, num_heads, output_bytes], zero for padding. out is undefined after a fault.
 BatchFault embed_rows(const NgramHasher& hasher, const RowCodec& codec, const RowExtent& extent,
                       const FlatBatch& batch, Output output, std::uint8_t* out,
-                      ThreadPool& pool = ThreadPool::shared());
+                      Pool& pool = ThreadPool::shared());
 
 // Encoded rows [count, row_bytes], decoded to out rows 0 .. count-1, or to those of positions,
 // which must all differ.
 void decode_rows(const RowCodec& codec, const std::uint8_t* encoded, std::int64_t count,
                  Output output, const std::int64_t* positions, std::uint8_t* out,
-                 ThreadPool& pool = ThreadPool::shared());
+                 Pool& pool = ThreadPool::shared());
 
 }  // namespace gramary

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from gramary.native import _core
 
@@ -20,6 +21,7 @@ class StoreArguments:
         row_bytes: bytes of an encoded row.
         host: (address, first row, number of rows) of the host extent; no rows: none.
         disk: (address of a `DiskReader` of the core, first row, number of rows); no rows: none.
+        is_sent_on: whether a device reads the results next; they are then written past the caches.
     """
 
     vocab_size: int
@@ -31,6 +33,13 @@ class StoreArguments:
     row_bytes: int
     host: tuple[int, int, int] = (0, 0, 0)
     disk: tuple[int, int, int] = (0, 0, 0)
+    is_sent_on: bool = False
+
+    def flat(self) -> tuple[list[int], list[int], list[int], list[int]]:
+        """Returns it in the order that the core takes it."""
+        numbers = [self.vocab_size, self.eos_token_id, self.num_rows, self.row_bytes]
+        numbers += [*self.host, *self.disk, int(self.is_sent_on)]
+        return numbers, list(self.multipliers), list(self.sizes), list(self.offsets)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +60,30 @@ class RegionPlaces:
     max_tokens: int
     history_length: int
 
+    def flat(self) -> tuple[list[list[int]], list[list[int]], list[list[int]], list[int]]:
+        """Returns them in the order that the core takes them."""
+        return (
+            [list(place) for place in self.host_slots],
+            [list(place) for place in self.stream_slots],
+            [list(place) for place in self.inputs],
+            [self.max_tokens, self.history_length],
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Tenant:
+    """A region to serve.
+
+    Attributes:
+        base: its address.
+        places: where its parts lie.
+        stores: a layer each.
+    """
+
+    base: int
+    places: RegionPlaces
+    stores: tuple[StoreArguments, ...]
+
 
 @dataclasses.dataclass(frozen=True)
 class ServiceSpan:
@@ -68,61 +101,36 @@ _LANES = ("host", "stream")
 
 
 class RowService:
-    """Native threads that answer the requests of one region.
+    """Native threads that answer the requests of one region or several.
 
-    The region's memory, host extents and readers must outlive it. `start` and `stop` run it on
-    threads of its own; `run` runs it on the caller's until the region's stop word is set.
+    The regions' memory, host extents and readers must outlive it. `start` and `stop` run it on
+    threads of its own; `run` runs it on the caller's, and one more, until every region's stop word
+    is set. A region left is marked as stopped, and nothing of it is touched any more.
 
     Args:
-        base: address of the region.
-        places: where its parts lie.
-        stores: a layer each.
+        tenants: the regions.
         poll: "adaptive", "spin" or "sleep".
-        num_threads: threads that copy rows, the dispatcher included.
+        num_threads: threads that may copy rows of one request.
     """
 
     def __init__(
-        self,
-        base: int,
-        places: RegionPlaces,
-        stores: tuple[StoreArguments, ...],
-        *,
-        poll: str = "adaptive",
-        num_threads: int = 1,
+        self, tenants: Sequence[Tenant], *, poll: str = "adaptive", num_threads: int = 1
     ) -> None:
-        layers = [
-            (
-                [
-                    store.vocab_size,
-                    store.eos_token_id,
-                    store.num_rows,
-                    store.row_bytes,
-                    *store.host,
-                    *store.disk,
-                ],
-                list(store.multipliers),
-                list(store.sizes),
-                list(store.offsets),
-            )
-            for store in stores
-        ]
         self._core = _core.RowService(
-            base,
-            [list(place) for place in places.host_slots],
-            [list(place) for place in places.stream_slots],
-            [list(place) for place in places.inputs],
-            [places.max_tokens, places.history_length],
-            layers,
+            [
+                (tenant.base, tenant.places.flat(), [store.flat() for store in tenant.stores])
+                for tenant in tenants
+            ],
             poll,
             num_threads,
         )
 
     def start(self) -> None:
-        """Starts the dispatcher's thread."""
+        """Starts serving."""
         self._core.start()
 
     def stop(self) -> None:
-        """Ends the dispatcher; requests in flight stay unanswered. A second call does nothing."""
+        """Ends the service; requests in flight stay unanswered. A second call does nothing."""
         self._core.stop()
 
     def run(self, parent: int = 0) -> None:
@@ -156,6 +164,21 @@ def wait_word(address: int, timeout_s: float) -> bool:
     return bool(_core.wait_word(address, timeout_s))
 
 
+def time_answer(slot: int, ready: int, number: int, timeout_s: float = 10.0) -> int:
+    """Raises a stream request whose ids are in place and takes its answer, as a GPU would.
+
+    Args:
+        slot: address of the slot's header.
+        ready: address of its flag.
+        number: the request's number, one more than the slot's last.
+        timeout_s: how long to wait.
+
+    Returns:
+        Nanoseconds from the number to the flag; -1 after the time-out.
+    """
+    return int(_core.time_answer(slot, ready, number, timeout_s))
+
+
 def load_u32(address: int) -> int:
     """Returns a 32-bit word (acquire)."""
     return int(_core.load_u32(address))
@@ -169,6 +192,11 @@ def load_u64(address: int) -> int:
 def store_u32(address: int, value: int) -> None:
     """Writes a 32-bit word (release)."""
     _core.store_u32(address, value)
+
+
+def raise_u32(address: int, value: int) -> None:
+    """Raises a 32-bit word that is counted around; one that is further already stays."""
+    _core.raise_u32(address, value)
 
 
 def store_u64(address: int, value: int) -> None:
@@ -187,10 +215,13 @@ __all__ = [
     "RowService",
     "ServiceSpan",
     "StoreArguments",
+    "Tenant",
     "load_u32",
     "load_u64",
+    "raise_u32",
     "store_u32",
     "store_u64",
     "swap_u64",
+    "time_answer",
     "wait_word",
 ]

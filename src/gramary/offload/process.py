@@ -119,6 +119,7 @@ def describe(
         layer: dict[str, Any] = {
             "spec": dataclasses.asdict(table.spec),
             "row_bytes": table.codec.row_bytes,
+            "is_sent_on": table.device.type == "cuda",
         }
         for tier in table.tiers:
             extent: dict[str, Any] = {"first_row": tier.first_row, "num_rows": tier.num_rows}

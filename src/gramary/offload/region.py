@@ -7,7 +7,17 @@ import torch
 from gramary.native import offload as words
 from gramary.native.memory import HostMapping
 from gramary.offload import ring
-from gramary.offload.ring import Failure, InputPlaces, Phase, Ring, RingShape, SlotPlaces, state_of
+from gramary.offload.ring import (
+    Failure,
+    InputPlaces,
+    Phase,
+    Ring,
+    RingShape,
+    ServiceState,
+    SlotPlaces,
+    progress_of,
+    state_of,
+)
 from gramary.tiers.registration import HostRegistry, Registration
 
 
@@ -79,15 +89,21 @@ class Region:
         self.mark_requested(places, number)
 
     def write_ids(self, slot: SlotPlaces, number: int, ids: list[torch.Tensor]) -> None:
-        """Copies a stream-lane request's row ids, one tensor [T, heads] a layer, and rings."""
+        """Copies a stream-lane request's row ids, one tensor [T, heads] a layer, then its number.
+
+        The number is the doorbell.
+        """
+        self.fill_slot(slot, number, ids)
+        words.store_u64(self.address + slot.header + ring.SLOT_NUMBER, number)
+
+    def fill_slot(self, slot: SlotPlaces, number: int, ids: list[torch.Tensor]) -> None:
+        """Makes a stream-lane request complete, but for its number."""
         num_tokens = ids[0].shape[0]
         for layer, layer_ids in enumerate(ids):
             self.ids(slot, layer, num_tokens).copy_(layer_ids)
         header = self.address + slot.header
         words.store_u64(header + ring.SLOT_NUM_TOKENS, num_tokens)
-        words.store_u64(header + ring.SLOT_NUMBER, number)
         self.mark_requested(slot, number)
-        words.store_u32(header + ring.DOORBELL, 1)
 
     def announce(self, number: int) -> None:
         """Tells the service of the newest host-lane request."""
@@ -114,8 +130,9 @@ class Region:
         """Waits for a layer's flag; returns False after the time-out."""
         return words.wait_word(self.ready_address(slot, layer), timeout_s)
 
-    def raise_ready(self, slot: SlotPlaces, layer: int) -> None:
-        """Raises a layer's flag; for whoever gave the request up."""
+    def raise_ready(self, slot: SlotPlaces, layer: int, number: int) -> None:
+        """Ends a layer's progress and raises its flag; for whoever gave the request up."""
+        words.raise_u32(self.progress_address(slot, layer), progress_of(number, ring.PARTS))
         words.store_u32(self.ready_address(slot, layer), 1)
 
     def clear_ready(self, slot: SlotPlaces, layer: int) -> None:
@@ -155,13 +172,13 @@ class Region:
         """Tells the service to end."""
         words.store_u32(self.address + ring.STOP, 1)
 
-    def is_served(self) -> bool:
-        """Returns whether a service has come up."""
-        return words.load_u32(self.address + ring.SERVICE_STATE) == ring.SERVICE_RUNNING
+    def service_state(self) -> ServiceState:
+        """Returns what has become of the service; once stopped, it touches nothing any more."""
+        return ServiceState(words.load_u32(self.address + ring.SERVICE_STATE))
 
-    def heartbeat(self) -> int:
-        """Returns the service's count of rounds."""
-        return words.load_u64(self.address + ring.HEARTBEAT)
+    def is_served(self) -> bool:
+        """Returns whether a service serves the region now."""
+        return self.service_state() is ServiceState.RUNNING
 
     def counters(self) -> dict[str, int]:
         """Returns a snapshot of what the service counts."""
@@ -169,6 +186,10 @@ class Region:
         return {
             name: words.load_u64(base + 8 * index) for index, name in enumerate(ring.COUNTER_NAMES)
         }
+
+    def progress_address(self, slot: SlotPlaces, layer: int) -> int:
+        """Returns the address of a layer's progress in this process."""
+        return self.address + slot.answers[layer] + ring.ANSWER_PROGRESS
 
     def ready_address(self, slot: SlotPlaces, layer: int) -> int:
         """Returns the address of a layer's flag in this process."""

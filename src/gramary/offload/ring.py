@@ -14,31 +14,32 @@ from gramary.errors import ArgumentError
 from gramary.native.offload import RegionPlaces
 
 MAGIC = 0x474E495259524D47
-VERSION = 1
+VERSION = 2
 MAX_LAYERS = 8
 
 LINE = 64
 PAGE = 4096
 
 # Fields of the structures, as byte offsets from their start.
-HOST_NUMBER, STOP, HEARTBEAT, SERVICE_STATE, SERVICE_PID = 64, 72, 128, 136, 140
+HOST_NUMBER, STOP, SERVICE_STATE, SERVICE_PID = 64, 72, 128, 132
 COUNTERS = 192
 
-# The service state of a service that has come up.
-SERVICE_RUNNING = 1
-SLOT_NUMBER, SLOT_NUM_TOKENS, DOORBELL, RELEASED, DONE, SLOT_STATES = 0, 8, 64, 128, 192, 256
+SLOT_NUMBER, SLOT_NUM_TOKENS, RELEASED, DONE, SLOT_STATES = 0, 8, 64, 128, 192
 INPUT_NUMBER, INPUT_NUM_TOKENS, INPUT_NUM_REQUESTS, INPUT_HAS_HISTORY = 0, 8, 16, 24
 INPUT_STATES = 64
-ANSWER_NUMBER, ANSWER_FAILURE, ANSWER_ERROR, ANSWER_FILE, ANSWER_OFFSET = 0, 8, 12, 16, 24
+ANSWER_NUMBER, ANSWER_FAILURE, ANSWER_ERROR, ANSWER_FILE = 0, 8, 12, 16
+ANSWER_PROGRESS, ANSWER_OFFSET = 20, 24
 READY = 64
 
 REGION_HEADER_BYTES = 4 * LINE
-SLOT_HEADER_BYTES = 5 * LINE
+SLOT_HEADER_BYTES = 4 * LINE
 INPUT_HEADER_BYTES = 2 * LINE
 ANSWER_BYTES = 2 * LINE
 
-_HEADER = struct.Struct("<QIIQ")
+# Parts of a request's rows that progress is told by.
+PARTS = 8
 
+_HEADER = struct.Struct("<QIIQ")
 
 # What the service counts, in the order of its words.
 COUNTER_NAMES = (
@@ -50,6 +51,14 @@ COUNTER_NAMES = (
     "waiting_ns",
     "gathering_ns",
 )
+
+
+class ServiceState(enum.IntEnum):
+    """What has become of the service of a region."""
+
+    STARTING = 0
+    RUNNING = 1
+    STOPPED = 2
 
 
 class Phase(enum.IntEnum):
@@ -74,6 +83,11 @@ class Failure(enum.IntEnum):
 def state_of(number: int, phase: Phase) -> int:
     """Returns the state word of a request."""
     return number << 2 | phase
+
+
+def progress_of(number: int, part: int) -> int:
+    """Returns the progress word of a request whose rows' first `part` eighths are in place."""
+    return (number * PARTS + part) & 0xFFFFFFFF
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,4 +220,14 @@ class Ring:
         )
 
 
-__all__ = ["Failure", "InputPlaces", "Phase", "Ring", "RingShape", "SlotPlaces", "state_of"]
+__all__ = [
+    "Failure",
+    "InputPlaces",
+    "Phase",
+    "Ring",
+    "RingShape",
+    "ServiceState",
+    "SlotPlaces",
+    "progress_of",
+    "state_of",
+]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import abc
-import os
 
-from gramary.native.offload import RowService, ServiceSpan, StoreArguments
+from gramary.machine import usable_cpus
+from gramary.native.offload import RowService, ServiceSpan, StoreArguments, Tenant
 from gramary.offload.region import Region
 from gramary.settings import Settings
 
@@ -37,9 +37,7 @@ class ThreadService(Service):
         self, region: Region, stores: tuple[StoreArguments, ...], settings: Settings
     ) -> None:
         self.native = RowService(
-            region.address,
-            region.ring.places(),
-            stores,
+            [Tenant(region.address, region.ring.places(), stores)],
             poll=settings.poll,
             num_threads=num_service_threads(settings),
         )
@@ -64,9 +62,17 @@ class ThreadService(Service):
         self.native.stop()
 
 
+# More threads than this gather no faster: the memory is busy.
+MAX_THREADS = 8
+
+
 def num_service_threads(settings: Settings) -> int:
-    """Returns how many threads copy rows: the setting, or one a usable CPU, at most 16."""
-    return settings.num_threads or min(16, len(os.sched_getaffinity(0)))
+    """Returns how many threads may copy rows: the setting, or half of the usable CPUs, at most 8.
+
+    They spin for a while behind each request, beside the lanes' own threads and the engine's; more
+    spinning threads than CPUs would wait for each other's time slices.
+    """
+    return settings.num_threads or max(1, min(MAX_THREADS, usable_cpus() // 2))
 
 
 __all__ = ["Service", "ThreadService", "num_service_threads"]

@@ -30,6 +30,7 @@ def store_arguments(table: Table) -> StoreArguments:
         row_bytes=table.codec.row_bytes,
         host=host,
         disk=disk,
+        is_sent_on=table.device.type == "cuda",
     )
 
 

@@ -137,7 +137,7 @@ class Watchdog:
             if self._why_closed is None:
                 self._report(timed_out(request.name, layer, self._timeout_s, why))
             # Last: whoever wakes finds all of the above.
-            self._region.raise_ready(request.slot, layer)
+            self._region.raise_ready(request.slot, layer, request.number)
 
     def _layers(self, places: SlotPlaces | InputPlaces, number: int) -> list[int]:
         layers = range(self._region.ring.shape.num_layers)

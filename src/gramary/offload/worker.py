@@ -19,7 +19,7 @@ import torch
 
 from gramary.errors import RowFetchError
 from gramary.native.memory import tensor_at
-from gramary.native.offload import RowService, StoreArguments
+from gramary.native.offload import RowService, StoreArguments, Tenant
 from gramary.offload import ring
 from gramary.offload.ring import Ring, RingShape
 from gramary.offload.service import num_service_threads
@@ -48,10 +48,9 @@ def serve(description: dict[str, Any]) -> None:
     settings = Settings(**description["settings"])
     region = map_memory(**description["region"])
     layers = [open_layer(layer, settings) for layer in description["layers"]]
+    places = Ring(shape_from(description["shape"])).places()
     service = RowService(
-        region.data_ptr(),
-        Ring(shape_from(description["shape"])).places(),
-        tuple(store for store, _ in layers),
+        [Tenant(region.data_ptr(), places, tuple(store for store, _ in layers))],
         poll=settings.poll,
         num_threads=num_service_threads(settings),
     )
@@ -81,6 +80,7 @@ def open_layer(layer: dict[str, Any], settings: Settings) -> tuple[StoreArgument
         row_bytes=layer["row_bytes"],
         host=host,
         disk=disk,
+        is_sent_on=layer["is_sent_on"],
     )
     return store, tier
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gramary import Connector
-from gramary.native.offload import load_u32, store_u32
+from gramary.native.offload import load_u32
 
 
 class CallingThread:
@@ -36,9 +36,6 @@ class CallingThread:
         while (load_u32(address) - value) & 0x80000000:
             assert time.monotonic() < deadline, "nobody let the stream go"
             time.sleep(0.0001)
-
-    def write(self, address: int, value: int) -> None:
-        store_u32(address, value)
 
     def synchronize(self) -> None:
         """All work is done when it is queued."""

@@ -20,7 +20,7 @@ from gramary.errors import (
     TokenError,
     UnsupportedError,
 )
-from gramary.native.offload import load_u64, store_u32
+from gramary.native.offload import load_u64
 from gramary.offload import ring
 from gramary.offload.ring import Phase, state_of
 from gramary.tiers.device import DeviceTier
@@ -38,12 +38,16 @@ def table() -> Iterator[Table]:
         yield opened
 
 
-@pytest.fixture(params=["in place", "staged"])
+@pytest.fixture(params=["in place", "brought", "copied"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Rows are read in place over the bus, or copied first."""
+    """Rows are read in place over the bus, or brought first, by a kernel or the copy engine."""
     pytest.importorskip("triton")
-    rows = 1 if request.param == "staged" else 1 << 30
-    monkeypatch.setattr("gramary.offload.cuda.take.STAGED_FROM_ROWS", rows)
+    many = 1 << 30
+    brought, copied = {"in place": (many, many), "brought": (1, many), "copied": (1, 1)}[
+        request.param
+    ]
+    monkeypatch.setattr("gramary.offload.cuda.take.BROUGHT_FROM_ROWS", brought)
+    monkeypatch.setattr("gramary.offload.cuda.take.COPIED_FROM_ROWS", copied)
     return str(request.param)
 
 
@@ -209,20 +213,6 @@ def test_the_watchdog_lets_the_stream_go(cuda_connector: Make, table: Table, pre
             rows = connector.wait(connector.request(batch))
             assert same(rows, expected_rows(table, batch))
         connector.check()
-
-
-def test_a_late_ring_is_answered_once(cuda_connector: Make, table: Table) -> None:
-    """A request given up leaves its ring behind; the next request is not answered twice."""
-    with cuda_connector(table, max_tokens=16, settings=PATIENT) as connector:
-        batch = make_batch(1, prefill=False)
-        assert same(connector.wait(connector.request(batch)), expected_rows(table, batch))
-        slot = connector._region.ring.stream_slots[0]
-        before = connector.stats()
-        store_u32(connector._region.address + slot.header + ring.DOORBELL, 1)
-        time.sleep(0.05)
-        assert connector.stats() == before
-        batch = make_batch(2, prefill=False)
-        assert same(connector.wait(connector.request(batch)), expected_rows(table, batch))
 
 
 @pytest.mark.usefixtures("way")

@@ -50,10 +50,14 @@ def cuda_table() -> Iterator[Table]:
         yield opened
 
 
-@pytest.fixture(params=["in place", "staged"])
+@pytest.fixture(params=["in place", "brought", "copied"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = 1 if request.param == "staged" else 1 << 30
-    monkeypatch.setattr("gramary.offload.cuda.take.STAGED_FROM_ROWS", rows)
+    many = 1 << 30
+    brought, copied = {"in place": (many, many), "brought": (1, many), "copied": (1, 1)}[
+        request.param
+    ]
+    monkeypatch.setattr("gramary.offload.cuda.take.BROUGHT_FROM_ROWS", brought)
+    monkeypatch.setattr("gramary.offload.cuda.take.COPIED_FROM_ROWS", copied)
 
 
 @pytest.fixture(params=["memory operations", "tiny kernels"])

@@ -81,7 +81,7 @@ def write_request(
 ) -> None:
     """Writes one layer's ids of a request, and behind the last layer's its number.
 
-    The doorbell is left to a stream memory write behind it.
+    The number is the doorbell: the service answers a slot whose number it has not answered.
 
     Args:
         slot: the stream's slot.

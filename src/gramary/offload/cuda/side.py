@@ -117,7 +117,6 @@ class CudaSide(Side):
                     device_rows=(extents.device_first, extents.device_end),
                     is_last_layer=layer == last,
                 )
-            self._streams.write(slot.doorbell_address, 1)
         ticket = Ticket(
             "stream", 0, batch.num_tokens, batch.num_requests, slot.places,
             is_captured=is_capturing,
@@ -132,11 +131,11 @@ class CudaSide(Side):
     def take(self, ticket: Ticket, layer: int, out: torch.Tensor) -> None:
         """Queues the wait and the rows on the current stream; see `Side`."""
         with self._streams.on_device():
-            slot = self._await(ticket, layer)
+            slot = self._slot_in_turn(ticket)
             table = self._tables[layer]
             releases = len(ticket.awaited) == len(self._tables)
             take_rows(
-                slot, layer, ticket.number, table.codec, self._extents[layer], out,
+                slot, layer, ticket.number, table.codec, self._extents[layer], out, self._streams,
                 releases=releases,
             )  # fmt: skip
             ticket.is_released = releases
@@ -144,9 +143,10 @@ class CudaSide(Side):
     def drop(self, ticket: Ticket, layer: int) -> None:
         """Queues the wait and lowers the flag, whatever the answer is."""
         with self._streams.on_device():
-            slot = self._await(ticket, layer)
+            slot = self._slot_in_turn(ticket)
+            self._streams.wait(slot.ready_address(layer), 1)
             releases = len(ticket.awaited) == len(self._tables)
-            settle(slot, layer, ticket.number, lowers=True, releases=releases)
+            settle(slot, layer, ticket.number, releases=releases)
             ticket.is_released = releases
 
     def release(self, ticket: Ticket) -> None:
@@ -217,8 +217,8 @@ class CudaSide(Side):
             None if history is None else history.to(self._device).contiguous(),
         )
 
-    def _await(self, ticket: Ticket, layer: int) -> DeviceSlot:
-        """Queues the wait for a layer's flag; returns its slot."""
+    def _slot_in_turn(self, ticket: Ticket) -> DeviceSlot:
+        """Returns a ticket's slot, behind the release of its slot's request before."""
         if ticket.is_captured != self._streams.is_capturing():
             raise ArgumentError(
                 f"ticket: expected {ticket} to be requested and awaited in one CUDA graph, or both "
@@ -230,7 +230,6 @@ class CudaSide(Side):
             # The flag may still be that of the slot's last request: canceled, or on another
             # stream. It is lowered before that one is released.
             self._streams.wait(slot.released_address, before & 0xFFFFFFFF)
-        self._streams.wait(slot.ready_address(layer), 1)
         return slot
 
     def _keep_error(self, error: FetchTimeoutError) -> None:

@@ -14,7 +14,7 @@ FAILURE_WORDS = 8
 
 
 class DeviceSlot:
-    """One slot as kernels see it. Everything is allocated here, nothing later but staging.
+    """One slot as kernels see it. Everything is allocated here, nothing later but what is brought.
 
     Args:
         region: the shared memory, registered with CUDA.
@@ -27,6 +27,7 @@ class DeviceSlot:
         counter: int64 on the device, the newest request of a stream's slot.
         request_programs, take_programs, verdicts: int64 words on the device, the latter two one a
             layer.
+        device: the device of the rows.
         ids: a stream's slot: int64 [max_tokens * heads] on the device for each layer.
         is_stream: whether it is a stream's slot.
     """
@@ -41,7 +42,7 @@ class DeviceSlot:
     ) -> None:
         shape = region.ring.shape
         self._region = region
-        self._device = device
+        self.device = device
         self.places = places
         self.failure = failure
         self.is_stream = token_errors is not None
@@ -63,11 +64,6 @@ class DeviceSlot:
         return self._region.device_address + self.places.header
 
     @property
-    def doorbell_address(self) -> int:
-        """Where it sees the doorbell."""
-        return self.header_address + ring.DOORBELL
-
-    @property
     def released_address(self) -> int:
         """Where it sees the released number."""
         return self.header_address + ring.RELEASED
@@ -79,6 +75,10 @@ class DeviceSlot:
     def ready_address(self, layer: int) -> int:
         """Where it sees a layer's flag."""
         return self.answer_address(layer) + ring.READY
+
+    def progress_address(self, layer: int) -> int:
+        """Where it sees a layer's progress."""
+        return self.answer_address(layer) + ring.ANSWER_PROGRESS
 
     def state_address(self, layer: int, number: int) -> int:
         """Where it sees a layer's state word: in a stream's slot, or with a request's inputs."""
@@ -99,19 +99,16 @@ class DeviceSlot:
         """Where it sees a layer's rows."""
         return self._region.device_address + self.places.rows[layer]
 
-    def staged_rows(self, layer: int, num_rows: int) -> torch.Tensor:
-        """Returns a copy of a layer's rows, made in the order of the current stream."""
+    def rows(self, layer: int, num_rows: int) -> torch.Tensor:
+        """Returns a layer's rows: uint8 [num_rows, row_bytes], in place."""
         heads = self._region.ring.shape.num_heads[layer]
-        rows = self._region.rows(self.places, layer, num_rows // heads)
-        return self._staged(rows)
+        return self._region.rows(self.places, layer, num_rows // heads)
 
-    def staged_ids(self, layer: int, num_rows: int) -> torch.Tensor:
-        """Returns a copy of a layer's ids, likewise."""
+    def copy_of_ids(self, layer: int, num_rows: int) -> torch.Tensor:
+        """Returns a copy of a layer's ids on the device, in the order of the current stream."""
         heads = self._region.ring.shape.num_heads[layer]
-        return self._staged(self._region.ids(self.places, layer, num_rows // heads))
-
-    def _staged(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.empty_like(tensor, device=self._device).copy_(tensor, non_blocking=True)
+        ids = self._region.ids(self.places, layer, num_rows // heads)
+        return torch.empty_like(ids, device=self.device).copy_(ids, non_blocking=True)
 
 
 class DeviceSlots:

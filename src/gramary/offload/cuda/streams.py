@@ -1,10 +1,9 @@
-"""The current stream of a CUDA device: waiting for a word of memory, and writing one, in order.
+"""The current stream of a CUDA device: waiting for a word of memory, in order.
 
-Stream memory operations cost about a microsecond, hold no multiprocessor, and can be captured into
-a graph. A write comes behind everything the stream wrote before, for the CPUs too.
+A stream memory operation costs about a microsecond, holds no multiprocessor, and can be captured
+into a graph.
 
-Source: CUDA Driver API, section Stream Memory Operations (cuStreamWaitValue32,
-cuStreamWriteValue32).
+Source: CUDA Driver API, section Stream Memory Operations (cuStreamWaitValue32).
 """
 
 from __future__ import annotations
@@ -36,9 +35,6 @@ class Streams(Protocol):
     def wait(self, address: int, value: int) -> None:
         """Holds the stream until the 32-bit word there is `value` or newer, counted around."""
 
-    def write(self, address: int, value: int) -> None:
-        """Writes a 32-bit word behind everything the stream did before."""
-
     def synchronize(self) -> None:
         """Waits until every stream of the device has done what it was given."""
 
@@ -50,7 +46,7 @@ class CudaStreams:
         device: the device, with its index.
 
     Attributes:
-        way: in words, how words are waited for and written.
+        way: how words are waited for.
 
     Raises:
         DependencyError: the package `cuda-bindings` is missing.
@@ -58,7 +54,7 @@ class CudaStreams:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._wait, self._write, self.way = memory_operations(device)
+        self._wait, self.way = memory_operations(device)
 
     def on_device(self) -> contextlib.AbstractContextManager[Any]:
         """Makes the device current; see `Streams`."""
@@ -76,33 +72,24 @@ class CudaStreams:
         """Holds the current stream; see `Streams`."""
         self._wait(address, value)
 
-    def write(self, address: int, value: int) -> None:
-        """Writes in the current stream's order; see `Streams`."""
-        self._write(address, value)
-
     def synchronize(self) -> None:
         """Waits for the whole device."""
         torch.cuda.synchronize(self._device)
 
 
-# Waits for, or writes, a word: (address, value).
-WordOperation = Callable[[int, int], None]
-
-
-def memory_operations(device: torch.device) -> tuple[WordOperation, WordOperation, str]:
-    """Returns how to wait for a word and how to write one, and which way that is, in words.
+def memory_operations(device: torch.device) -> tuple[Callable[[int, int], None], str]:
+    """Returns how to wait until the word at an address is a value, and which way that is.
 
     Raises:
         DependencyError: the package `cuda-bindings` is missing.
     """
     why_not = why_no_memory_operations(device)
     if why_not is None:
-        operations = _DriverOperations(device)
-        return operations.wait, operations.write, "stream memory operations"
+        return _DriverOperations(device).wait, "stream memory operations"
     logger.warning("no stream memory operations on %s (%s): tiny kernels wait", device, why_not)
     from gramary.offload.cuda import flags
 
-    return flags.wait_word, flags.write_word, f"tiny kernels ({why_not})"
+    return flags.wait_word, f"tiny kernels ({why_not})"
 
 
 def why_no_memory_operations(device: torch.device) -> str | None:
@@ -119,12 +106,10 @@ def why_no_memory_operations(device: torch.device) -> str | None:
     if not found:
         return "the device or its driver lacks them"
     # A driver may still forbid them: try one, on a word that is there already.
-    word = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+    word = torch.ones(1, dtype=torch.int32, pin_memory=True)
     try:
         with torch.cuda.device(device):
-            operations = _DriverOperations(device)
-            operations.write(word.data_ptr(), 1)
-            operations.wait(word.data_ptr(), 1)
+            _DriverOperations(device).wait(word.data_ptr(), 1)
             torch.cuda.current_stream(device).synchronize()
     except UnsupportedError as error_raised:
         return str(error_raised)
@@ -142,11 +127,6 @@ class _DriverOperations:
         """Queues a wait until the word is at least `value`, counted around."""
         flags = self._driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
         self._call(self._driver.cuStreamWaitValue32, address, value, int(flags))
-
-    def write(self, address: int, value: int) -> None:
-        """Queues a write, behind a fence."""
-        flags = self._driver.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT
-        self._call(self._driver.cuStreamWriteValue32, address, value, int(flags))
 
     def _call(self, function: Callable[..., tuple[Any]], *arguments: int) -> None:
         stream = self._driver.CUstream(torch.cuda.current_stream(self._device).cuda_stream)

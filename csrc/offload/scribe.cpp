@@ -1,0 +1,42 @@
+#include "offload/scribe.hpp"
+
+namespace gramary::offload {
+
+void Scribe::gathered(const LayerStore& store, std::uint64_t number, std::int64_t num_rows,
+                      std::int64_t begin_ns) {
+    const std::int64_t end_ns = TraceLog::now_ns();
+    count(Counter::gathering_ns, end_ns - begin_ns);
+    count(Counter::rows, num_rows);
+    keep(store.has_disk_rows() ? TraceLog::Kind::read_disk : TraceLog::Kind::gather, number,
+         begin_ns, end_ns);
+}
+
+void Scribe::waited(std::uint64_t number, std::int64_t begin_ns) {
+    const std::int64_t end_ns = TraceLog::now_ns();
+    count(Counter::waiting_ns, end_ns - begin_ns);
+    keep(TraceLog::Kind::wait_previous_request, number, begin_ns, end_ns);
+}
+
+void Scribe::publish(const Slot& slot, std::size_t layer, std::uint64_t number,
+                     std::uint64_t& state, const std::optional<StoreFailure>& failure) {
+    const auto scripted = script_.suffer(tenant_.region.header->stop);
+    const auto& outcome = failure ? failure : scripted;
+    const std::int64_t begin_ns = trace_.enabled() ? TraceLog::now_ns() : 0;
+    Answer& answer = *slot.layers[layer].answer;
+    const StoreFailure told = outcome.value_or(StoreFailure{Failure::none});
+    answer.failure = static_cast<std::int32_t>(told.what);
+    answer.error = told.error;
+    answer.file = told.file;
+    answer.offset = told.offset;
+    store_release(answer.number, number);
+    if (outcome) count(Counter::failures, 1);
+    if (swap_state(state, state_of(number, Phase::requested), state_of(number, Phase::published))) {
+        progressed(slot, layer, number, kParts);
+        store_release(answer.ready, std::uint32_t{1});
+    } else {
+        count(Counter::late_answers, 1);
+    }
+    if (trace_.enabled()) keep(TraceLog::Kind::publish, number, begin_ns, TraceLog::now_ns());
+}
+
+}  // namespace gramary::offload

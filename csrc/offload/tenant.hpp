@@ -1,0 +1,31 @@
+#pragma once
+#include <atomic>
+#include <vector>
+
+#include "offload/layer_store.hpp"
+#include "offload/region.hpp"
+
+namespace gramary::offload {
+
+// One engine that a service serves: its region, and its layers' rows.
+//
+// Both lanes look at it until its stop word is set; whoever leaves last says that it was stopped,
+// and from then on its memory may be gone.
+struct Tenant {
+    Region region;
+    std::vector<LayerStore> stores;
+    std::atomic<int> num_lanes{2};
+
+    Tenant(Region its_region, std::vector<LayerStore> its_stores)
+        : region(std::move(its_region)), stores(std::move(its_stores)) {}
+
+    bool is_stopping() const noexcept { return load_acquire(region.header->stop) != 0; }
+    void set_state(ServiceState state) noexcept {
+        store_release(region.header->service_state, static_cast<std::uint32_t>(state));
+    }
+    void leave() noexcept {
+        if (num_lanes.fetch_sub(1) == 1) set_state(ServiceState::stopped);
+    }
+};
+
+}  // namespace gramary::offload

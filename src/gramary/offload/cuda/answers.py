@@ -1,0 +1,60 @@
+"""A layer's answer as the consumer's kernels look at it, keep its failure, and lower its flag."""
+
+import triton
+import triton.language as tl
+
+from gramary.offload import ring
+from gramary.offload.cuda.words import (
+    behind_fence,
+    load_int32,
+    load_int64,
+    store_int32,
+    store_int64,
+)
+
+_ANSWER_NUMBER = tl.constexpr(ring.ANSWER_NUMBER)
+_ANSWER_FAILURE = tl.constexpr(ring.ANSWER_FAILURE)
+_ANSWER_ERROR = tl.constexpr(ring.ANSWER_ERROR)
+_ANSWER_FILE = tl.constexpr(ring.ANSWER_FILE)
+_ANSWER_OFFSET = tl.constexpr(ring.ANSWER_OFFSET)
+_READY = tl.constexpr(ring.READY)
+_RELEASED = tl.constexpr(ring.RELEASED)
+_PUBLISHED = tl.constexpr(int(ring.Phase.PUBLISHED))
+
+
+@triton.jit
+def is_answered(answer, state, number):
+    """Whether the rows in the slot are those of request `number`.
+
+    The state word settles whose turn it was: an answer that comes after its request was given up
+    has the right number and is void.
+    """
+    answered = load_int64(answer + _ANSWER_NUMBER)
+    failure = load_int32(answer + _ANSWER_FAILURE)
+    settled = load_int64(state)
+    return (answered == number) & (failure == 0) & (settled == number * 4 + _PUBLISHED)
+
+
+@triton.jit
+def keep_failure(p_failure, answer, number, i_layer):
+    """Writes a slot's first failure down for the host, unless it has not read the last one."""
+    if tl.load(p_failure, volatile=True) == 0:
+        tl.store(p_failure + 1, number)
+        tl.store(p_failure + 2, i_layer)
+        tl.store(p_failure + 3, load_int64(answer + _ANSWER_NUMBER))
+        tl.store(p_failure + 4, load_int32(answer + _ANSWER_FAILURE).to(tl.int64))
+        tl.store(p_failure + 5, load_int32(answer + _ANSWER_ERROR).to(tl.int64))
+        tl.store(p_failure + 6, load_int32(answer + _ANSWER_FILE).to(tl.int64))
+        tl.store(p_failure + 7, load_int64(answer + _ANSWER_OFFSET))
+        tl.store(p_failure, behind_fence(tl.cast(1, tl.int64)))
+
+
+@triton.jit
+def lower_flag(answer, header, number, RELEASES: tl.constexpr):
+    """Lowers a layer's flag; then, if asked to, says that the slot may be overwritten."""
+    store_int32(answer + _READY, 0)
+    if RELEASES:
+        store_int64(header + _RELEASED, behind_fence(number))
+
+
+__all__ = ["is_answered", "keep_failure", "lower_flag"]
