@@ -4,11 +4,13 @@ from types import ModuleType
 
 import pytest
 
-from benchmarks import embed_cpu, harness, ngram_ids
+from benchmarks import embed_cpu, harness, ngram_ids, service
 from gramary import receipts
 
 
-@pytest.mark.parametrize("module", [ngram_ids, embed_cpu], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [ngram_ids, embed_cpu, service], ids=lambda module: module.__name__
+)
 def test_smoke(module: ModuleType) -> None:
     receipt = harness.run(module.BENCHMARK, smoke=True, command=["python"])
     receipts.validate(receipt)
