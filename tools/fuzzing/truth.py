@@ -61,20 +61,22 @@ class Truth:
     is_good: np.ndarray  # bool [num_rows]
     constants: Constants
 
-    def decode(self) -> torch.Tensor:
-        """Returns all rows in the dtype that a lookup gives by default."""
+    def decode(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Returns all rows, rounded once to `dtype`; None is what a lookup gives by default."""
         rows = torch.from_numpy(self.rows)
         if self.codec in DTYPE_OF_CODEC:
-            return rows.view(DTYPE_OF_CODEC[self.codec])
+            values = rows.view(DTYPE_OF_CODEC[self.codec])
+            return values if dtype is None else values.to(dtype)
+        dtype = dtype or torch.bfloat16
         scale = torch.tensor(self.scale, dtype=torch.float32)
         if self.codec == "fp8":
-            return (rows.view(torch.float8_e4m3fn).float() * scale).bfloat16()
+            return (rows.view(torch.float8_e4m3fn).float() * scale).to(dtype)
         row_dim = rows.shape[1] * 16 // 9
         codes, blocks = rows.split((row_dim // 2, row_dim // 16), dim=1)
         values = E2M1[torch.stack((codes & 15, codes >> 4), -1).flatten(-2).long()]
         blocks = blocks.contiguous().view(torch.float8_e4m3fn).float()
         values = values.unflatten(-1, (-1, 16)) * blocks[..., None]
-        return (values.flatten(-2) * scale).bfloat16()
+        return (values.flatten(-2) * scale).to(dtype)
 
 
 def hash_constants(config: Mapping[str, Any], index: int) -> Constants:
