@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import os
 import resource
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from gramary import row_stream
 from gramary.errors import ArgumentError, RowReadError
 from gramary.page_cache import PAGE_BYTES, Span, resident_pages
 from gramary.row_layout import RowFile, RowLayout, RowPart, RowRun
-from gramary.row_stream import RowReader, read_rows, stream_rows
+from gramary.row_stream import RowReader, read_in_order, read_rows, stream_rows
 
 
 def place(data: bytearray, part: RowPart, rows: torch.Tensor) -> None:
@@ -272,3 +273,31 @@ def test_streaming_needs_no_memory_but_its_chunk(large_layout):
         pass
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert (after - before) * 1024 < 8 << 20
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 35, 1 << 20])
+def test_rows_are_read_straight_into_their_place(tmp_path, chunk_bytes):
+    layout, rows = make_layout(tmp_path, SPLIT, 10)
+    out = torch.full((layout.num_rows - 2, 10), 255, dtype=torch.uint8)
+    chunks = list(read_in_order(layout, 2, out, chunk_bytes=chunk_bytes))
+    assert torch.equal(out, rows[2:])
+    assert sum(chunks) == out.numel()
+    assert max(chunks) <= max(10, chunk_bytes)
+    assert list(read_in_order(layout, 3, out[:0])) == []
+    with pytest.raises(ArgumentError, match="rows"):
+        list(read_in_order(layout, 3, out))
+
+
+@pytest.mark.parametrize("num_rows", [1, 7, 8, 9, 100])
+def test_long_reads_are_cut_between_threads(tmp_path, monkeypatch, num_rows):
+    """Every byte comes once, and an error leaves no thread behind that still writes."""
+    monkeypatch.setattr(row_stream, "SPAN_BYTES", 40)
+    layout, rows = make_layout(tmp_path, [(100, [plain(0, 3, 100, 10)])], 10)
+    out = torch.zeros(num_rows, 10, dtype=torch.uint8)
+    with RowReader(layout) as reader:
+        reader.read(0, out)
+        assert torch.equal(out, rows[:num_rows])
+        os.truncate(layout.files[0].path, layout.files[0].size - 35)
+        with pytest.raises(RowReadError, match="at byte"):
+            reader.read(0, torch.zeros(100, 10, dtype=torch.uint8))
+    assert not [t for t in threading.enumerate() if t.name.startswith("gramary-read")]

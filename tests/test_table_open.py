@@ -162,8 +162,8 @@ def test_a_failed_read_while_loading_leaves_nothing(
         yield next(chunks)
         raise RowReadError("reading rows", file="f", offset=3, errno=5)
 
-    real = row_store.stream_rows
-    monkeypatch.setattr(row_store, "stream_rows", fail_late)
+    real = row_store.read_in_order
+    monkeypatch.setattr(row_store, "read_in_order", fail_late)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(RowReadError, match="f at byte 3"):
         Table.open(folders["bf16"][0])
@@ -177,7 +177,7 @@ def test_no_row_is_read_before_everything_is_checked(
     def never(*_arguments: object, **_options: object) -> None:
         pytest.fail("a row was read")
 
-    monkeypatch.setattr("gramary.row_store.stream_rows", never)
+    monkeypatch.setattr("gramary.row_store.read_in_order", never)
     for options in ({"placement": "host=1"}, {"placement": "gpu"}, {"shard": (1, 1)},
                     {"settings": Settings(memory_limit_bytes=1)}):  # fmt: skip
         with pytest.raises(GramaryError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
@@ -14,7 +14,7 @@ from gramary.loading import LoadLedger, ShardOrder, route_rows
 from gramary.native.threads import require_num_threads
 from gramary.placement import Placement, shard_range
 from gramary.row_layout import RowLayout
-from gramary.row_stream import read_rows, stream_rows
+from gramary.row_stream import read_in_order, read_rows, stream_rows
 from gramary.shard_rows import shard_rows
 from gramary.storage import StorageRequest, build_tiers, plan_storage
 from gramary.tiers.base import Tier
@@ -78,12 +78,8 @@ class RowStore:
                 if tier.is_filled:
                     done_bytes += tier.nbytes
                     continue
-                rows_of_tier = stream_rows(
-                    layout, tier.first_row, tier.end_row, chunk_bytes=_chunk_bytes(layout)
-                )
-                for first_row, rows in rows_of_tier:
-                    tier.write(first_row, rows)
-                    done_bytes += rows.numel()
+                for num_bytes in _fill(tier, layout):
+                    done_bytes += num_bytes
                     if progress is not None:
                         progress(done_bytes, all_bytes)
             for tier in self.tiers:
@@ -145,6 +141,20 @@ class RowStore:
             for route in route_rows(first_row, first_row + rows.shape[0], self.tiers):
                 part = rows[route.first_row - first_row : route.end_row - first_row]
                 self.tiers[route.holder].write(route.first_row, part)
+
+
+def _fill(tier: Tier, layout: RowLayout) -> Iterator[int]:
+    """Brings a tier's rows in from their files, straight into its memory where they can be read
+    there; yields the bytes of each chunk."""
+    chunk_bytes = _chunk_bytes(layout)
+    if (rows_in_place := tier.rows_in_place()) is not None:
+        yield from read_in_order(layout, tier.first_row, rows_in_place, chunk_bytes=chunk_bytes)
+        return
+    for first_row, rows in stream_rows(
+        layout, tier.first_row, tier.end_row, chunk_bytes=chunk_bytes
+    ):
+        tier.write(first_row, rows)
+        yield rows.numel()
 
 
 def _chunk_bytes(layout: RowLayout) -> int:

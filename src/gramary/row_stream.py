@@ -1,15 +1,17 @@
 """Reading rows from files in order: for loading, packing and checking.
 
-Positioned reads into a bounded buffer. `stream_rows` is a guest in the page cache: it reads ahead
-by one chunk and lets go of every page it brought in, but of none that was there before, so that
-loading one table does not slow down what another process serves from disk.
+Positioned reads into a bounded buffer, or into the memory that is to hold the rows. Whoever reads
+many rows is a guest in the page cache: chunks are read ahead by one, and every page that this
+brought in is let go of, but none that was there before, so that loading one table does not slow
+down what another process serves from disk.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from types import TracebackType
 
 import torch
@@ -20,8 +22,11 @@ from gramary.native.blocks import BlockShape, find_bad_block
 from gramary.page_cache import PageCacheGuest, Span
 from gramary.row_layout import RowFile, RowLayout, RowPart, RowRun
 
-# Bytes read at once where rows have to be put together from parts or blocks.
+# Bytes read at once where rows have to be put together from parts or blocks, and by one thread
+# where several read.
 SPAN_BYTES = 4 << 20
+# More threads than that bring nothing: they copy from the page cache as fast as memory is.
+MAX_THREADS = 4
 
 
 def read_rows(layout: RowLayout, first_row: int, num_rows: int, out: torch.Tensor) -> None:
@@ -66,19 +71,54 @@ def stream_rows(
     if chunk_bytes < 1:
         raise ArgumentError(f"chunk_bytes: expected at least 1, got {chunk_bytes}")
     check_row_range(layout, first_row, end_row - first_row)
-    return _stream(layout, first_row, end_row, max(1, chunk_bytes // layout.row_bytes))
+    chunk_rows = max(1, chunk_bytes // layout.row_bytes)
+    buffer = torch.empty(min(chunk_rows, end_row - first_row), layout.row_bytes, dtype=torch.uint8)
+    return _stream(layout, first_row, end_row, chunk_rows, lambda _row, count: buffer[:count])
+
+
+def read_in_order(
+    layout: RowLayout, first_row: int, out: torch.Tensor, *, chunk_bytes: int = 32 << 20
+) -> Iterator[int]:
+    """Reads rows straight into their place, chunk by chunk, as the caller asks for the next.
+
+    Args:
+        layout: where the rows lie.
+        first_row: first row.
+        out: uint8 [n, row_bytes], contiguous, on the CPU: where the n rows from there on go.
+        chunk_bytes: bytes of a chunk, which is read ahead; a chunk has at least one row.
+
+    Yields:
+        The bytes of each chunk, once it was read.
+
+    Raises:
+        ArgumentError: the rows are not all in the table, or `out` does not fit.
+        RowReadError, ChecksumError: as `read_rows`.
+    """
+    end_row = first_row + out.shape[0]
+    check_row_range(layout, first_row, out.shape[0])
+    chunk_rows = max(1, chunk_bytes // layout.row_bytes)
+
+    def room(row: int, count: int) -> torch.Tensor:
+        return out[row - first_row : row - first_row + count]
+
+    for _, rows in _stream(layout, first_row, end_row, chunk_rows, room):
+        yield rows.numel()
 
 
 def _stream(
-    layout: RowLayout, first_row: int, end_row: int, chunk_rows: int
+    layout: RowLayout,
+    first_row: int,
+    end_row: int,
+    chunk_rows: int,
+    room: Callable[[int, int], torch.Tensor],
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    buffer = torch.empty(min(chunk_rows, end_row - first_row), layout.row_bytes, dtype=torch.uint8)
+    """Reads chunks into the room for (row, count); yields each with its first row."""
     with RowReader(layout) as reader, PageCacheGuest() as guest:
         guest.announce(reader.spans(first_row, min(first_row + chunk_rows, end_row)))
         for row in range(first_row, end_row, chunk_rows):
             end = min(row + chunk_rows, end_row)
             guest.announce(reader.spans(end, min(end + chunk_rows, end_row)))
-            rows = buffer[: end - row]
+            rows = room(row, end - row)
             reader.read(row, rows)
             guest.let_go()
             yield row, rows
@@ -102,6 +142,7 @@ class RowReader:
     def __init__(self, layout: RowLayout) -> None:
         self._layout = layout
         self._descriptors: dict[int, int] = {}
+        self._threads: ThreadPoolExecutor | None = None
 
     def read(self, first_row: int, out: torch.Tensor) -> None:
         """Reads as many rows as `out` has, from `first_row` on.
@@ -136,7 +177,10 @@ class RowReader:
                 yield Span(self._open(part.file), part.byte_of(begin), last)
 
     def close(self) -> None:
-        """Closes the files."""
+        """Ends the threads and closes the files."""
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
 
@@ -186,9 +230,30 @@ class RowReader:
         return blocks[part.byte_of(first) - base :]
 
     def _read_bytes(self, file: int, offset: int, out: torch.Tensor) -> None:
-        """Fills a contiguous tensor with the bytes from `offset` on."""
-        descriptor = self._open(file)
+        """Fills a contiguous tensor with the bytes from `offset` on; a long one in pieces, by
+        several threads."""
+        self._open(file)
         room = out.view(-1).numpy().data
+        if len(room) < 2 * SPAN_BYTES:
+            self._read_piece(file, offset, room)
+            return
+        if self._threads is None:
+            num_threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
+            self._threads = ThreadPoolExecutor(num_threads, "gramary-read")
+        pieces = range(0, len(room), SPAN_BYTES)
+        reads = [
+            self._threads.submit(
+                self._read_piece, file, offset + first, room[first : first + SPAN_BYTES]
+            )
+            for first in pieces
+        ]
+        # All have ended before an error leaves: none writes into memory that is given back.
+        wait(reads)
+        for read in reads:
+            read.result()
+
+    def _read_piece(self, file: int, offset: int, room: memoryview) -> None:
+        descriptor = self._descriptors[file]
         while room:
             try:
                 num_bytes = os.preadv(descriptor, [room], offset)

@@ -101,7 +101,7 @@ def test_other_rows_are_other_files(model, root) -> None:
 def fill_and_wait(path: Path, root: str, is_filling, may_go_on) -> None:
     from gramary import row_store
 
-    stream = row_store.stream_rows
+    stream = row_store.read_in_order
 
     def slowly(*arguments, **options):
         for chunk in stream(*arguments, **options):
@@ -109,7 +109,7 @@ def fill_and_wait(path: Path, root: str, is_filling, may_go_on) -> None:
             may_go_on.wait(60)
             yield chunk
 
-    row_store.stream_rows = slowly
+    row_store.read_in_order = slowly
     with Table.open(path, share="rows", settings=Settings(share_folder=root)):
         pass
 
@@ -179,7 +179,7 @@ def test_a_failed_filler_removes_its_file(model, root, monkeypatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise RowReadError("scripted", file="x", offset=0, errno=5)
 
-    monkeypatch.setattr(row_store, "stream_rows", fail)
+    monkeypatch.setattr(row_store, "read_in_order", fail)
     with pytest.raises(RowReadError):
         open_shared(model, root)
     assert files_of(root) == []

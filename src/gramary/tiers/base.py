@@ -1,8 +1,9 @@
 """The contract of a tier: one place that holds one extent of a table's rows.
 
-Order of calls: construct (all storage is taken here, or nothing is) → `write` any number of times
-while loading → `finish_writing` → `gather` from any number of threads → `close` once no other
-call is running. A tier that `is_filled` from the start is not written.
+Order of calls: construct (all storage is taken here, or nothing is) → `write`, or fill
+`rows_in_place`, any number of times while loading → `finish_writing` → `gather` from any number of
+threads → `close` once no other call is running. A tier that `is_filled` from the start is not
+written.
 Row numbers are the table's own, never relative to the extent. A tier of no rows is never built.
 """
 
@@ -62,6 +63,11 @@ class Tier(abc.ABC):
         Raises:
             UnsupportedError: this tier reads its rows from files and cannot be written.
         """
+
+    def rows_in_place(self) -> torch.Tensor | None:
+        """Returns the tier's own memory, uint8 [num_rows, row_bytes] on the CPU, for a reader to
+        fill while loading; None where rows come by `write` alone. Valid until `close`."""
+        return None
 
     def finish_writing(self) -> None:  # noqa: B027 - most tiers have nothing to do then
         """Ends loading: called once, when every row was written; not where `is_filled`."""

@@ -131,6 +131,10 @@ class HostTier(Tier):
             self.rows[first:stop].copy_(rows[offset : offset + stop - first])
             first = stop
 
+    def rows_in_place(self) -> torch.Tensor:
+        """Returns the rows' own memory, for a reader to fill while loading."""
+        return self.rows
+
     def finish_writing(self) -> None:
         """Lets other processes see shared rows."""
         if self._shared is not None:
