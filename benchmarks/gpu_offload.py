@@ -11,8 +11,11 @@ Decode: one step (request and wait) captured, 20 steps a graph, each with tokens
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import json
+import os
+import platform
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +31,7 @@ from gramary import Batch, Connector, Table
 from gramary.codecs import Codec
 from gramary.layer.geometry import PLEGeometry
 from gramary.layer.module import PLELayer
+from gramary.machine import usable_cpus
 from gramary.settings import Settings
 
 CODEC = Codec("fp8", 160, 2.0**-12)
@@ -210,29 +214,63 @@ def decode_batches(table: Table, num_requests: int, count: int) -> list[Batch]:
     ]
 
 
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """How a step's rows are had: from which table, and how a slot's rows come to the device."""
+
+    table: Table
+    rings: bool = False
+    consumer: str = "as chosen"
+
+    @contextlib.contextmanager
+    def chosen(self) -> Iterator[None]:
+        """Makes the connector take slots' rows this way for a while."""
+        from gramary.offload.cuda import take
+
+        before = (take.BROUGHT_FROM_ROWS, take.COPIED_FROM_ROWS)
+        many = 1 << 30
+        limits = {"in place": (many, many), "brought": (1, many), "copied": (1, 1)}
+        take.BROUGHT_FROM_ROWS, take.COPIED_FROM_ROWS = limits.get(self.consumer, before)
+        yield
+        take.BROUGHT_FROM_ROWS, take.COPIED_FROM_ROWS = before
+
+
+def print_service(name: str, connector: Connector) -> None:
+    """Prints what a connector's service says of a request, and closes it."""
+    stats = connector.stats()
+    requests = stats["host_requests"] + stats["stream_requests"]
+    connector.close()
+    if requests:
+        gather_us = stats["gathering_ns"] / requests / 1e3
+        rows = stats["rows"] / requests
+        print(f"  service, {name}: {requests} requests, {rows:.0f} rows in {gather_us:.1f} us each")
+
+
 def decode_case(
-    tables: dict[str, tuple[Table, bool]], num_requests: int, parameters: dict[str, Any]
+    ways: dict[str, Way], num_requests: int, parameters: dict[str, Any]
 ) -> tuple[Case, contextlib.ExitStack]:
     """Returns the case of one step, and what must be closed behind it.
 
     Args:
-        tables: by candidate, a table and whether its doorbell is forced; the first is the baseline.
+        ways: by candidate; the first is the baseline.
         num_requests: requests of the step.
         parameters: for the receipt.
     """
     closing = contextlib.ExitStack()
     works, outs = {}, {}
-    for name, (table, forced) in tables.items():
-        batches = decode_batches(table, num_requests, 20)
-        shape = (num_requests, table.spec.embed_dim)
+    for name, way in ways.items():
+        batches = decode_batches(way.table, num_requests, 20)
+        shape = (num_requests, way.table.spec.embed_dim)
         out = torch.empty(shape, dtype=torch.bfloat16, device="cuda")
-        connector = closing.enter_context(
-            Connector(table, max_tokens=64, settings=settings(force_doorbell=forced))
-        )
+        connector = Connector(way.table, max_tokens=64, settings=settings(force_doorbell=way.rings))
+        closing.callback(print_service, f"{name}, {num_requests} request(s)", connector)
         steps = itertools.cycle(batches)
 
-        def step(connector: Connector = connector, steps: Any = steps, out: Any = out) -> None:
-            connector.wait(connector.request(next(steps)), out=out)
+        def step(
+            way: Way = way, connector: Connector = connector, steps: Any = steps, out: Any = out
+        ) -> None:
+            with way.chosen():
+                connector.wait(connector.request(next(steps)), out=out)
 
         works[name], outs[name] = step, out
 
@@ -254,7 +292,7 @@ def decode_case(
         checked="every way gives the same bits",
         moved_bytes=num_requests * 16 * (160 + 320),
         cache_note=WARM,
-        timer=CudaGraphTimer(calls=20, replays=5),
+        timer=CudaGraphTimer(calls=20, replays=20),
     )
     return case, closing
 
@@ -348,6 +386,7 @@ def load(base: int, placement: str) -> Table:
 
 def build(smoke: bool) -> Iterator[Case | MeasuredCase]:
     """Yields decode, request-to-rows and prefill, the disk's last."""
+    print(f"{platform.release()}, {os.cpu_count()} CPUs, {usable_cpus()} usable")
     base = 10_000 if smoke else 1_000_000
     tokens, chunks, layers, repeats = (256, 3, 2, 1) if smoke else (8192, 8, 48, 5)
     with contextlib.ExitStack() as opened:
@@ -360,18 +399,25 @@ def build(smoke: bool) -> Iterator[Case | MeasuredCase]:
         )
         parameters = {"codec": "fp8", "table_bytes": host.spec.num_rows * CODEC.row_bytes}
         ways = {
-            "device": (device, False),
-            "host, read by the GPU": (host, False),
-            "host, doorbell": (host, True),
+            "device": Way(device),
+            "host, read by the GPU": Way(host),
+            "host, doorbell": Way(host, rings=True),
         }
-        for num_requests in (1, 64):
-            disk_way = {"disk, doorbell": (disk, True)} if num_requests == 1 else {}
-            case, closing = decode_case(ways | disk_way, num_requests, parameters)
+        more = {
+            1: {"disk, doorbell": Way(disk)},
+            64: {
+                f"host, doorbell, {consumer}": Way(host, rings=True, consumer=consumer)
+                for consumer in ("in place", "copied")
+            },
+        }
+        for num_requests, others in more.items():
+            case, closing = decode_case(ways | others, num_requests, parameters)
             with closing:
                 yield case
         case, connector = request_to_rows_case(host, tokens, parameters)
         with connector:
             yield case
+            print_service(case.name, connector)
         for name, table in (("host", host), ("disk", disk)):
             prefill = Prefill(table, tokens, chunks, layers)
             yield prefill.case(f"idle a chunk, table on {name}", parameters, repeats)

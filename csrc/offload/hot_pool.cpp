@@ -20,13 +20,14 @@ HotPool::HotPool(int num_threads, std::chrono::microseconds spin) : spin_(spin) 
     for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this] { worker_loop(); });
 }
 
-HotPool::~HotPool() {
+void HotPool::stop() {
     {
         std::lock_guard lock(mutex_);
         stopping_ = true;
     }
     wake_.notify_all();
     for (auto& worker : workers_) worker.join();
+    workers_.clear();
 }
 
 std::int64_t HotPool::piece_of(std::int64_t count, std::int64_t grain) const noexcept {

@@ -19,15 +19,18 @@ namespace gramary::offload {
 // ranges of a grain and more, by their callers one or two, who wake the next. Pieces are a grain
 // for long ranges and shorter for short ones, so that all who are awake have some.
 // Each of the two is used by one thread at a time. A body must not throw.
-// Invariant: no worker touches a job after parallel_for returned. The destructor joins.
+// Invariant: no worker touches a job after parallel_for returned.
 class HotPool {
  public:
     // num_threads: who may work on one range, its caller included.
     // spin: how long a worker stays awake behind its last work.
     HotPool(int num_threads, std::chrono::microseconds spin);
-    ~HotPool();
+    ~HotPool() { stop(); }
     HotPool(const HotPool&) = delete;
     HotPool& operator=(const HotPool&) = delete;
+
+    // Ends the workers; from then on callers work alone. Not while a range is worked on.
+    void stop();
 
     Pool& express() noexcept { return express_; }
     Pool& regular() noexcept { return regular_; }

@@ -34,6 +34,7 @@ void RowService::stop() {
     if (!runner_.joinable()) return;
     for (Tenant& tenant : tenants_) store_release(tenant.region.header->stop, std::uint32_t{1});
     runner_.join();
+    pool_.stop();
 }
 
 void RowService::run(int parent_pid) {

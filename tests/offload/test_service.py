@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
 
@@ -214,3 +215,15 @@ def test_settings_decide_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("gramary.offload.service.usable_cpus", lambda cpus=cpus: cpus)
         assert num_service_threads(Settings()) == threads
     assert num_service_threads(Settings(num_threads=13)) == 13
+
+
+def test_a_stopped_service_leaves_no_thread(table: Table) -> None:
+    def num_threads() -> int:
+        return len(os.listdir("/proc/self/task"))
+
+    before = num_threads()
+    with served(table, num_threads=4) as (_, service):
+        # The two lanes' threads, and three beside them that copy.
+        wait_until(lambda: num_threads() == before + 5)
+        service.stop()
+        assert num_threads() == before
