@@ -18,6 +18,7 @@ LAYERS = {
     "machine": 0,
     "page_cache": 0,
     "lifetime": 0,
+    "tracing": 0,
     "native": 0,
     "primes": 1,
     "model_config": 1,

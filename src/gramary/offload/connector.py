@@ -39,6 +39,7 @@ from gramary.offload.ticket import Ticket
 from gramary.reading.arguments import result_buffer
 from gramary.settings import Settings
 from gramary.table import Table
+from gramary.tracing import Span, SpanLog
 
 
 class Connector:
@@ -93,18 +94,21 @@ class Connector:
         if self._router.why_none is not None:
             # Nothing ever rings.
             shape = dataclasses.replace(shape, max_tokens=1, max_requests=1)
+        self._spans = SpanLog("engine")
         self._region = make_region(shape, self._tables[0].device)
         try:
             self._service = start_service(worker, self._region, self._tables, settings)
             try:
-                self._side = make_side(self._region, self._service, self._tables, settings)
+                self._side = make_side(
+                    self._region, self._service, self._tables, settings, self._spans
+                )
             except BaseException:
                 self._service.stop()
                 raise
         except BaseException:
             self._region.close()
             raise
-        self._host_lane = HostLane(self._region, self._side.quarantine)
+        self._host_lane = HostLane(self._region, self._side.quarantine, self._spans)
         self._open_tickets: list[Ticket] = []
         self._lanes_taken: Counter[str] = Counter()
         # Of a connector that is dropped, nothing may outlive the memory that it reads.
@@ -243,6 +247,26 @@ class Connector:
             "open_tickets": len(self._open_tickets),
             **self._region.counters(),
         }
+
+    def trace(self, on: bool) -> None:
+        """Starts or ends the keeping of spans: what is done for a request, by whom, when.
+
+        On CUDA it waits for the device once. What a graph does is seen if it is captured while
+        spans are kept: each of its replays then takes the times anew.
+        """
+        self._require_open()
+        self._spans.switch(on)
+        self._side.trace(on)
+        self._service.trace(on)
+
+    def take_spans(self) -> list[Span]:
+        """Returns the spans kept since the last call, by begin; on CUDA it waits for the device.
+
+        Their names are `gramary.tracing.SPAN_NAMES`; of a graph's, the last replay's are given.
+        """
+        self._require_open()
+        spans = [*self._spans.take(), *self._side.take_spans(), *self._service.take_spans()]
+        return sorted(spans, key=lambda span: span.begin_ns)
 
     def close(self) -> None:
         """Ends the service, drops what is under way and gives the memory back.

@@ -16,6 +16,7 @@ from gramary.offload.region import Region
 from gramary.offload.ring import Failure, InputPlaces, SlotPlaces
 from gramary.offload.service import Service
 from gramary.offload.ticket import Ticket
+from gramary.tracing import SpanLog
 
 # How often a waiting consumer asks whether its worker still lives.
 LIVENESS_S = 0.25
@@ -51,6 +52,7 @@ class HostConsumer(Consumer):
         codecs: encoding of each layer's rows.
         files: paths of each layer's disk rows, for messages.
         timeout_s: how long an answer may take.
+        spans: told what the calling thread did when.
     """
 
     def __init__(
@@ -60,17 +62,20 @@ class HostConsumer(Consumer):
         codecs: Sequence[Codec],
         files: Sequence[Sequence[str]],
         timeout_s: float,
+        spans: SpanLog,
     ) -> None:
         self._region = region
         self._service = service
         self._codecs = tuple(codecs)
         self._files = tuple(files)
         self._timeout_s = timeout_s
+        self._spans = spans
 
     def take(self, ticket: Ticket, layer: int, out: torch.Tensor) -> None:
         """Waits for the flag, lowers it, checks the answer and decodes; see `Consumer`."""
         slot = require_slot(ticket)
-        error = self._await(ticket, slot, layer)
+        with self._spans.span("wait_rows", ticket.lane, ticket.number):
+            error = self._await(ticket, slot, layer)
         if error is None:
             self._region.clear_ready(slot, layer)
             answer = self._region.answer(slot, layer)
@@ -82,11 +87,13 @@ class HostConsumer(Consumer):
         rows = self._region.rows(slot, layer, ticket.num_tokens)
         codec = self._codecs[layer]
         flat = out.view(rows.shape[0], codec.output_width(out.dtype))
-        decode(codec.name, codec.row_dim, codec.scale, rows, flat)
+        with self._spans.span("copy_rows", ticket.lane, ticket.number):
+            decode(codec.name, codec.row_dim, codec.scale, rows, flat)
 
     def release(self, ticket: Ticket) -> None:
         """Frees the ticket's slot now: what was taken is copied."""
-        self._region.release(require_slot(ticket), ticket.number)
+        with self._spans.span("release", ticket.lane, ticket.number):
+            self._region.release(require_slot(ticket), ticket.number)
 
     def _await(self, ticket: Ticket, slot: SlotPlaces, layer: int) -> RowFetchError | None:
         deadline = ticket.requested_at + self._timeout_s

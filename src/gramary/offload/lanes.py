@@ -16,6 +16,7 @@ from gramary.errors import FetchTimeoutError, SlotsBusyError
 from gramary.offload.region import Region
 from gramary.offload.ring import SlotPlaces
 from gramary.offload.ticket import Ticket
+from gramary.tracing import SpanLog
 
 
 class Quarantine:
@@ -56,9 +57,10 @@ class Quarantine:
 class HostLane:
     """Requests of prompt-only batches, from host tensors, ahead of the forward they belong to."""
 
-    def __init__(self, region: Region, quarantine: Quarantine) -> None:
+    def __init__(self, region: Region, quarantine: Quarantine, spans: SpanLog) -> None:
         self._region = region
         self._quarantine = quarantine
+        self._spans = spans
         self._newest = 0
         self._open: dict[SlotPlaces, Ticket] = {}
 
@@ -88,8 +90,9 @@ class HostLane:
                 "under way: let the consumer catch up"
             )
         self._newest = number
-        self._region.write_inputs(number, batch.token_ids, batch.query_start_loc, batch.history)
-        self._region.announce(number)
+        with self._spans.span("write_inputs", "host", number):
+            self._region.write_inputs(number, batch.token_ids, batch.query_start_loc, batch.history)
+            self._region.announce(number)
         ticket = Ticket("host", number, batch.num_tokens, batch.num_requests, slot)
         self._open[slot] = ticket
         return ticket
@@ -103,12 +106,20 @@ class HostLane:
 class StreamLane:
     """Requests by row ids in the order of one stream (on the CPU: of the calls)."""
 
-    def __init__(self, region: Region, slot: SlotPlaces, quarantine: Quarantine) -> None:
+    def __init__(
+        self, region: Region, slot: SlotPlaces, quarantine: Quarantine, spans: SpanLog
+    ) -> None:
         self._region = region
         self._quarantine = quarantine
+        self._spans = spans
         self._slot = slot
         self._newest = 0
         self._is_taken = False
+
+    @property
+    def next_number(self) -> int:
+        """The number that the next request gets."""
+        return self._newest + 1
 
     def request(self, batch: Batch, ids: list[torch.Tensor]) -> Ticket:
         """Writes row ids [T, heads], a tensor a layer, rings, and returns the ticket.
@@ -125,7 +136,8 @@ class StreamLane:
         self._quarantine.require_free(self._slot)
         self._newest += 1
         self._is_taken = True
-        self._region.write_ids(self._slot, self._newest, ids)
+        with self._spans.span("write_inputs", "stream", self._newest):
+            self._region.write_ids(self._slot, self._newest, ids)
         return Ticket("stream", self._newest, batch.num_tokens, batch.num_requests, self._slot)
 
     def released(self) -> None:

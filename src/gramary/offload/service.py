@@ -8,6 +8,7 @@ from gramary.machine import usable_cpus
 from gramary.native.offload import RowService, ServiceSpan, StoreArguments, Tenant
 from gramary.offload.region import Region
 from gramary.settings import Settings
+from gramary.tracing import Span
 
 
 class Service(abc.ABC):
@@ -20,6 +21,14 @@ class Service(abc.ABC):
     @abc.abstractmethod
     def why_dead(self) -> str | None:
         """Returns None while the service lives, else what became of it, in words."""
+
+    @abc.abstractmethod
+    def trace(self, on: bool) -> None:
+        """Starts or ends the keeping of spans."""
+
+    @abc.abstractmethod
+    def take_spans(self) -> list[Span]:
+        """Returns the spans kept since the last call."""
 
     @abc.abstractmethod
     def stop(self) -> None:
@@ -52,14 +61,20 @@ class ThreadService(Service):
         """Starts or ends the keeping of spans."""
         self.native.trace(on)
 
-    def take_spans(self) -> list[ServiceSpan]:
+    def take_spans(self) -> list[Span]:
         """Returns the spans kept since the last call."""
-        return self.native.take_spans()
+        return [span_of(span) for span in self.native.take_spans()]
 
     def stop(self) -> None:
         """Ends the service's threads."""
         self._is_stopped = True
         self.native.stop()
+
+
+def span_of(span: ServiceSpan) -> Span:
+    """Returns a span of the core's service as the connector tells it."""
+    track = f"service, {span.lane} lane"
+    return Span(span.kind, track, span.begin_ns, span.end_ns, span.lane, span.number)
 
 
 # More threads than this gather no faster: the memory is busy.

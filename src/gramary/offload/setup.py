@@ -16,6 +16,7 @@ from gramary.offload.stores import store_arguments
 from gramary.settings import Settings
 from gramary.table import Table
 from gramary.tiers.registration import CudaHostRegistry
+from gramary.tracing import SpanLog
 
 # Host-lane batches whose inputs are kept at once, for each slot.
 INPUTS_PER_SLOT = 8
@@ -58,7 +59,11 @@ def start_service(
 
 
 def make_side(
-    region: Region, service: Service, tables: Sequence[Table], settings: Settings
+    region: Region,
+    service: Service,
+    tables: Sequence[Table],
+    settings: Settings,
+    spans: SpanLog,
 ) -> Side:
     """Returns the side of the tables' device.
 
@@ -67,7 +72,7 @@ def make_side(
     """
     device = tables[0].device
     if device.type != "cuda":
-        return HostSide(region, service, tables, settings)
+        return HostSide(region, service, tables, settings, spans)
     try:
         from gramary.offload.cuda.side import CudaSide
         from gramary.offload.cuda.streams import CudaStreams

@@ -20,6 +20,7 @@ from gramary.offload.ticket import Ticket
 from gramary.ops.hash import ngram_ids
 from gramary.settings import Settings
 from gramary.table import Table
+from gramary.tracing import Span, SpanLog
 
 
 class Side(abc.ABC):
@@ -80,6 +81,13 @@ class Side(abc.ABC):
             of_tokens: whether wrong tokens are asked for too.
         """
 
+    def trace(self, on: bool) -> None:
+        """Starts or ends the keeping of spans that the calling thread does not see."""
+
+    def take_spans(self) -> list[Span]:
+        """Returns those spans that were kept since the last call."""
+        return []
+
     @abc.abstractmethod
     def close(self) -> None:
         """Lets go of everything under way; the service has ended, the memory is still there."""
@@ -89,25 +97,33 @@ class HostSide(Side):
     """CPU tables: the calling thread writes ids, waits for flags and decodes."""
 
     def __init__(
-        self, region: Region, service: Service, tables: Sequence[Table], settings: Settings
+        self,
+        region: Region,
+        service: Service,
+        tables: Sequence[Table],
+        settings: Settings,
+        spans: SpanLog,
     ) -> None:
         self._region = region
+        self._spans = spans
         self._tables = tuple(tables)
         self._timeout_s = settings.request_timeout_s
         self.quarantine = Quarantine(region)
         self._canceled = CanceledTickets(region, self._timeout_s, self._settled)
-        self._lane = StreamLane(region, region.ring.stream_slots[0], self.quarantine)
+        self._lane = StreamLane(region, region.ring.stream_slots[0], self.quarantine, spans)
         self._consumer = HostConsumer(
             region,
             service,
             [table.codec for table in tables],
             [disk_files(table) for table in tables],
             self._timeout_s,
+            spans,
         )
 
     def request(self, batch: Batch) -> Ticket:
         """Hashes on this thread and rings; see `Side`."""
-        ids = [ngram_ids(table.spec, *tensors_for(batch, table)) for table in self._tables]
+        with self._spans.span("wait_tokens", "stream", self._lane.next_number):
+            ids = [ngram_ids(table.spec, *tensors_for(batch, table)) for table in self._tables]
         return self._lane.request(batch, ids)
 
     def watch(self, ticket: Ticket) -> None:
