@@ -81,12 +81,13 @@ class Side(abc.ABC):
             of_tokens: whether wrong tokens are asked for too.
         """
 
+    @abc.abstractmethod
     def trace(self, on: bool) -> None:
         """Starts or ends the keeping of spans that the calling thread does not see."""
 
+    @abc.abstractmethod
     def take_spans(self) -> list[Span]:
         """Returns those spans that were kept since the last call."""
-        return []
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -158,6 +159,13 @@ class HostSide(Side):
     def take_error(self, *, of_tokens: bool = True) -> GramaryError | None:  # noqa: ARG002
         """Returns None: errors are raised where they are met."""
         return None
+
+    def trace(self, on: bool) -> None:
+        """Does nothing: the calling thread does it all."""
+
+    def take_spans(self) -> list[Span]:
+        """Returns none."""
+        return []
 
     def close(self) -> None:
         """Does nothing: nobody waits."""

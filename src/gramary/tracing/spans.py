@@ -91,8 +91,11 @@ class SpanLog:
 
     def add(self, name: str, begin_ns: int, end_ns: int, lane: str = "", number: int = 0) -> None:
         """Keeps a span whose times are known already."""
-        if not self._is_on:
-            return
+        if self._is_on:
+            self.keep(name, begin_ns, end_ns, lane, number)
+
+    def keep(self, name: str, begin_ns: int, end_ns: int, lane: str = "", number: int = 0) -> None:
+        """Keeps a span that began while the log was on, whatever it is now."""
         with self._turn:
             if len(self._spans) < MAX_SPANS:
                 self._spans.append(Span(name, self.track, begin_ns, end_ns, lane, number))
@@ -130,7 +133,7 @@ class _OpenSpan:
         end_ns = time.monotonic_ns()
         if self._has_nvtx:
             torch.cuda.nvtx.range_pop()
-        self._log.add(self._name, self._begin_ns, end_ns, self._lane, self._number)
+        self._log.keep(self._name, self._begin_ns, end_ns, self._lane, self._number)
 
 
 __all__ = ["MAX_SPANS", "SPAN_NAMES", "Span", "SpanLog"]

@@ -14,6 +14,21 @@ from gramary import Connector
 from gramary.native.offload import load_u32
 
 
+class HostEvent:
+    """A point in time of the calling thread."""
+
+    def __init__(self) -> None:
+        self.at_ns: int | None = None
+
+    def record(self) -> None:
+        self.at_ns = time.monotonic_ns()
+
+    def elapsed_time(self, end_event: HostEvent) -> float:
+        if self.at_ns is None or end_event.at_ns is None:
+            raise RuntimeError("not recorded")
+        return (end_event.at_ns - self.at_ns) / 1e6
+
+
 class CallingThread:
     """Streams whose work is done at once, by the thread that queues it."""
 
@@ -37,6 +52,9 @@ class CallingThread:
             assert time.monotonic() < deadline, "nobody let the stream go"
             time.sleep(0.0001)
 
+    def new_event(self) -> HostEvent:
+        return HostEvent()
+
     def synchronize(self) -> None:
         """All work is done when it is queued."""
 
@@ -56,7 +74,8 @@ def cuda_connector(
     from gramary.offload.cuda.side import CudaSide
 
     def make_side(*arguments: Any) -> CudaSide:
-        return CudaSide(*arguments, streams)
+        # The last are the engine's spans, which a CUDA side has no use for.
+        return CudaSide(*arguments[:-1], streams)
 
     monkeypatch.setattr("gramary.offload.connector.make_side", make_side)
     monkeypatch.setattr("gramary.offload.setup.NUM_CUDA_STREAMS", 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 
@@ -20,6 +21,7 @@ from gramary.errors import (
 from gramary.offload.batch_tensors import BatchTensors, tensors_for
 from gramary.offload.canceling import CanceledTickets
 from gramary.offload.consumer import require_slot
+from gramary.offload.cuda.device_spans import DeviceSpans, TimedStreams
 from gramary.offload.cuda.request import write_request
 from gramary.offload.cuda.slots import DeviceSlot, DeviceSlots
 from gramary.offload.cuda.streams import Streams
@@ -39,6 +41,7 @@ from gramary.ops.extents import Extents
 from gramary.settings import Settings
 from gramary.table import Table
 from gramary.tiers.device import DeviceTier
+from gramary.tracing import Span
 
 # Errors that nobody asked for yet; a worker that stays dead makes one for every replay.
 MAX_ERRORS = 64
@@ -70,7 +73,8 @@ class CudaSide(Side):
         self._region = region
         self._service = service
         self._tables = tuple(tables)
-        self._streams = streams
+        self._device_spans = DeviceSpans(streams, "stream")
+        self._streams = TimedStreams(streams, self._device_spans)
         self._timeout_s = settings.request_timeout_s
         self._device = self._tables[0].device
         with streams.on_device():
@@ -106,17 +110,11 @@ class CudaSide(Side):
                 )
             if not is_capturing:
                 self.quarantine.require_free(slot.places)
-            last = len(self._tables) - 1
-            for layer, table in enumerate(self._tables):
-                extents = self._extents[layer]
-                write_request(
-                    slot,
-                    layer,
-                    self._constants[layer],
-                    self._on_device(tensors_for(batch, table)),
-                    device_rows=(extents.device_first, extents.device_end),
-                    is_last_layer=layer == last,
-                )
+            # In stream order: the batch's tokens are there when the kernel begins.
+            asked_ns, begin = time.monotonic_ns(), self._device_spans.mark()
+            self._device_spans.add("wait_tokens", asked_ns, begin, "stream", 0)
+            with self._device_spans.span("write_inputs", "stream"):
+                self._write_request(slot, batch)
         ticket = Ticket(
             "stream", 0, batch.num_tokens, batch.num_requests, slot.places,
             is_captured=is_capturing,
@@ -124,16 +122,39 @@ class CudaSide(Side):
         self._under_way[slot] = ticket
         return ticket
 
+    def _write_request(self, slot: DeviceSlot, batch: Batch) -> None:
+        """Queues the kernels that write a request's ids, and behind them its number."""
+        last = len(self._tables) - 1
+        for layer, table in enumerate(self._tables):
+            extents = self._extents[layer]
+            write_request(
+                slot,
+                layer,
+                self._constants[layer],
+                self._on_device(tensors_for(batch, table)),
+                device_rows=(extents.device_first, extents.device_end),
+                is_last_layer=layer == last,
+            )
+
+    def trace(self, on: bool) -> None:
+        """Starts or ends the keeping of the streams' spans; starting waits for the device."""
+        self._device_spans.switch(on)
+
+    def take_spans(self) -> list[Span]:
+        """Returns the streams' spans; waits for the device."""
+        return self._device_spans.take()
+
     def watch(self, ticket: Ticket) -> None:
         """Lets the watchdog look at a host-lane ticket."""
         self.watchdog.watch(ticket)
 
     def take(self, ticket: Ticket, layer: int, out: torch.Tensor) -> None:
         """Queues the wait and the rows on the current stream; see `Side`."""
-        with self._streams.on_device():
+        table = self._tables[layer]
+        releases = len(ticket.awaited) == len(self._tables)
+        taking = self._streams.taking(ticket.lane, ticket.number, releases=releases)
+        with self._streams.on_device(), taking:
             slot = self._slot_in_turn(ticket)
-            table = self._tables[layer]
-            releases = len(ticket.awaited) == len(self._tables)
             take_rows(
                 slot, layer, ticket.number, table.codec, self._extents[layer], out, self._streams,
                 releases=releases,

@@ -20,6 +20,16 @@ from gramary.errors import DependencyError, UnsupportedError
 logger = logging.getLogger("gramary")
 
 
+class Event(Protocol):
+    """A point in a stream, with its time."""
+
+    def record(self) -> None:
+        """Queues the event on the current stream."""
+
+    def elapsed_time(self, end_event: Any, /) -> float:
+        """Returns milliseconds from this event to another; both have happened."""
+
+
 class Streams(Protocol):
     """What the connector asks of a device's streams; each call is about the current one."""
 
@@ -34,6 +44,9 @@ class Streams(Protocol):
 
     def wait(self, address: int, value: int) -> None:
         """Holds the stream until the 32-bit word there is `value` or newer, counted around."""
+
+    def new_event(self) -> Event:
+        """Returns an event with a time; one made in a capture is recorded by every replay."""
 
     def synchronize(self) -> None:
         """Waits until every stream of the device has done what it was given."""
@@ -71,6 +84,11 @@ class CudaStreams:
     def wait(self, address: int, value: int) -> None:
         """Holds the current stream; see `Streams`."""
         self._wait(address, value)
+
+    def new_event(self) -> Event:
+        """Returns a timing event; see `Streams`."""
+        event: Event = torch.cuda.Event(enable_timing=True, external=self.is_capturing())
+        return event
 
     def synchronize(self) -> None:
         """Waits for the whole device."""
