@@ -11,6 +11,7 @@ GPU, time on the compute stream between events.
 from __future__ import annotations
 
 import argparse
+import bisect
 import contextlib
 import dataclasses
 import os
@@ -94,12 +95,7 @@ class Overlap:
             connector.check()
             spans = [*compute.take(), *connector.take_spans()]
             lanes = connector.stats()["lanes"]
-        idle_us = [
-            (span.end_ns - span.begin_ns) / 1e3
-            for span in sorted(spans, key=lambda span: span.begin_ns)
-            if span.name == "wait_rows"
-        ]
-        return Run(outputs, idle_us, total_ms, spans, lanes)
+        return Run(outputs, idle_of_chunks(spans), total_ms, spans, lanes)
 
     def _read_prompt(self, connector: Connector, early: bool, compute: Any) -> list[torch.Tensor]:
         state, outputs = self.stage.new_state(), []
@@ -115,9 +111,6 @@ class Overlap:
                 return connector.wait(ticket, dtype=self.size.dtype)
 
             outputs.append(self.stage.forward(chunk, state, take, compute))
-            if not early and self.size.device == "cuda":
-                # The next batch's tokens come from this forward.
-                torch.cuda.synchronize()
         return [output.cpu() for output in outputs]
 
     @contextlib.contextmanager
@@ -135,6 +128,16 @@ class Overlap:
     def _files(self) -> list[str]:
         tiers = [tier for tier in self.table.tiers if tier.name == "disk"]
         return [file.path for tier in tiers for file in tier.layout.files]  # type: ignore[attr-defined]
+
+
+def idle_of_chunks(spans: Sequence[Span]) -> list[float]:
+    """Returns how long each chunk waited, in microseconds: all waits before its PLE layer ran."""
+    ends = sorted(span.begin_ns for span in spans if span.name == "PLE layer")
+    idle_us = [0.0] * len(ends)
+    for span in spans:
+        if span.name == "wait_rows":
+            idle_us[bisect.bisect(ends, span.begin_ns)] += (span.end_ns - span.begin_ns) / 1e3
+    return idle_us
 
 
 def require_same(first: Run, other: Run) -> int:
@@ -222,7 +225,8 @@ def make_benchmark(options: argparse.Namespace | None = None) -> Benchmark:
     options = options or parser().parse_args([])
 
     def build(smoke: bool) -> Iterator[MeasuredCase]:
-        size = SMOKE if smoke else SIZES[options.device]
+        small = dataclasses.replace(SMOKE, device=options.device)
+        size = small if smoke else SIZES[options.device]
         asked = {
             "chunk_tokens": options.chunk_tokens, "num_chunks": options.chunks,
             "num_layers": options.layers,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gramary.errors import DependencyError
 from gramary.tracing.spans import SPAN_NAMES, Span
 
-# Names in this order have these colours in every picture; other names are grey.
+# These names have these colours in every picture; others have greys, in alphabetical order.
 COLOURS = dict(
     zip(
         SPAN_NAMES,
@@ -18,7 +19,7 @@ COLOURS = dict(
         strict=True,
     )
 )  # fmt: skip
-OTHER_COLOUR = "#d9dde3"
+OTHER_COLOURS = ("#c3ccd9", "#dfe4ea", "#a9b5c6")
 
 
 def draw_timeline(
@@ -40,6 +41,7 @@ def draw_timeline(
         from matplotlib.figure import Figure
     except ImportError as error:
         raise DependencyError("pictures need matplotlib: pip install 'gramary[plot]'") from error
+    colours = colours_of(span.name for spans in groups.values() for span in spans)
     heights = [len(tracks_of(spans)) + 1 for spans in groups.values()]
     # Equal spans give equal bytes.
     with rc_context({"svg.hashsalt": "gramary"}):
@@ -49,9 +51,9 @@ def draw_timeline(
             len(groups), 1, sharex=True, squeeze=False, height_ratios=heights
         ).flatten()
         for panel, (heading, spans) in zip(panels, groups.items(), strict=True):
-            _draw_run(panel, heading, spans)
+            _draw_run(panel, heading, spans, colours)
         panels[-1].set_xlabel("ms since the run began")
-        _add_legend(figure, groups)
+        _add_legend(figure, colours)
         is_svg = os.fspath(path).endswith(".svg")
         figure.savefig(path, metadata={"Date": None} if is_svg else None)
 
@@ -61,7 +63,14 @@ def tracks_of(spans: Sequence[Span]) -> list[str]:
     return list(dict.fromkeys(span.track for span in spans))
 
 
-def _draw_run(panel: Any, heading: str, spans: Sequence[Span]) -> None:
+def colours_of(names: Iterable[str]) -> dict[str, str]:
+    """Returns a colour for each of these names, the fixed ones first."""
+    seen = set(names)
+    others = zip(sorted(seen - set(COLOURS)), itertools.cycle(OTHER_COLOURS), strict=False)
+    return {name: colour for name, colour in COLOURS.items() if name in seen} | dict(others)
+
+
+def _draw_run(panel: Any, heading: str, spans: Sequence[Span], colours: dict[str, str]) -> None:
     tracks = tracks_of(spans)
     start_ns = min((span.begin_ns for span in spans), default=0)
     for row, track in enumerate(tracks):
@@ -70,22 +79,19 @@ def _draw_run(panel: Any, heading: str, spans: Sequence[Span]) -> None:
         for span in sorted(own, key=lambda span: span.begin_ns - span.end_ns):
             left = (span.begin_ns - start_ns) / 1e6
             width = (span.end_ns - span.begin_ns) / 1e6
-            colour = COLOURS.get(span.name, OTHER_COLOUR)
-            panel.broken_barh([(left, width)], (row - 0.4, 0.8), facecolors=colour)
+            panel.broken_barh([(left, width)], (row - 0.4, 0.8), facecolors=colours[span.name])
     panel.set_yticks(range(len(tracks)), tracks)
     panel.set_ylim(len(tracks) - 0.4, -0.6)
     panel.set_title(heading, loc="left", fontsize="medium")
     panel.spines[["top", "right"]].set_visible(False)
 
 
-def _add_legend(figure: Any, groups: Mapping[str, Sequence[Span]]) -> None:
+def _add_legend(figure: Any, colours: dict[str, str]) -> None:
     from matplotlib.patches import Patch
 
-    seen = {span.name for spans in groups.values() for span in spans}
-    names = [name for name in COLOURS if name in seen] + sorted(seen - set(COLOURS))
-    handles = [Patch(color=COLOURS.get(name, OTHER_COLOUR), label=name) for name in names]
+    handles = [Patch(color=colour, label=name) for name, colour in colours.items()]
     if handles:
         figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False)
 
 
-__all__ = ["COLOURS", "draw_timeline", "tracks_of"]
+__all__ = ["COLOURS", "colours_of", "draw_timeline", "tracks_of"]

@@ -1,0 +1,74 @@
+"""`gramary bench overlap`: checks, times, writes a trace file and draws both timelines."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from benchmarks import overlap as benchmark
+from gramary import receipts
+from gramary.cli.overlap import overlap
+from gramary.tracing import SPAN_NAMES, Span
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("placement", ["host", "disk"])
+def test_smoke(tmp_path: Path, placement: str) -> None:
+    """Both options, every output compared, the trace and the picture of both in one file each."""
+    pytest.importorskip("matplotlib")
+    files = [tmp_path / name for name in ("receipt.json", "trace.json", "timeline.svg")]
+    receipt_file, trace_file, picture = files
+    words = ["--out", str(receipt_file), "--trace", str(trace_file), "--plot", str(picture)]
+    benchmark.main([*words, "--placement", placement, "--smoke", "--revision", "0" * 40])
+    receipt = receipts.read(receipt_file)
+    idle, total = receipt["cases"]
+    assert set(idle["candidates"]) == set(total["candidates"]) == set(benchmark.OPTIONS.values())
+    size = benchmark.SMOKE
+    outputs = size.num_chunks * size.chunk_tokens * 4 * size.hidden_size
+    # Once before anything is timed, once behind each turn.
+    assert idle["check"]["compared"] == 2 * outputs
+    assert idle["parameters"]["lanes_on"] == str({"host: prompt-only": 3})
+    assert idle["parameters"]["lanes_off"] == str({"stream: prefill_early_request is off": 3})
+    events = json.loads(trace_file.read_text())["traceEvents"]
+    names = {event["name"] for event in events if event["ph"] == "X"}
+    read = "gather" if placement == "host" else "read_disk"
+    assert {"write_inputs", read, "publish", "wait_rows", "copy_rows", "release"} <= names
+    assert names <= {*SPAN_NAMES, "dense layers", "PLE layer"}
+    headings = [e["args"]["name"] for e in events if e["name"] == "process_name"]
+    assert headings == list(benchmark.OPTIONS.values())
+    for heading in headings:
+        assert f"<!-- {heading} -->" in picture.read_text()
+
+
+def test_idle_is_counted_for_the_chunk_that_waits() -> None:
+    spans = [
+        Span("wait_rows", "stream", 0, 2_000), Span("wait_rows", "stream", 3_000, 4_000),
+        Span("PLE layer", "compute", 5_000, 6_000), Span("wait_rows", "stream", 9_000, 9_500),
+        Span("PLE layer", "compute", 9_500, 9_900), Span("gather", "service", 0, 9_000),
+    ]  # fmt: skip
+    assert benchmark.idle_of_chunks(spans) == [3.0, 0.5]
+
+
+def test_one_wrong_bit_is_found() -> None:
+    run = benchmark.Run([torch.ones(3, 4), torch.zeros(3, 4)], [], 0.0, [], {})
+    other = dataclasses.replace(run, outputs=[run.outputs[0], run.outputs[1].clone()])
+    assert benchmark.require_same(run, other) == 24
+    other.outputs[1][2, 3] = -0.0
+    with pytest.raises(AssertionError, match="chunk 1: 1 values differ"):
+        benchmark.require_same(run, other)
+
+
+def test_the_command_runs_it_in_the_tree(tmp_path: Path) -> None:
+    app = typer.Typer()
+    app.command()(overlap)
+    trace = tmp_path / "trace.json"
+    words = ["--smoke", "--tree", str(REPOSITORY), "--trace", str(trace), "--chunks", "2"]
+    done = CliRunner().invoke(app, words, env={"PYTHONPATH": "src"})
+    assert done.exit_code == 0, done.output
+    assert trace.stat().st_size > 1000
+    assert CliRunner().invoke(app, ["--tree", str(tmp_path)]).exit_code == 1
