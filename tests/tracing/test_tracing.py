@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -63,6 +64,23 @@ def test_off_a_span_costs_next_to_nothing() -> None:
     """The same object each time, so that no memory is taken; a thousand in far less than 1 ms."""
     log = SpanLog("engine")
     assert log.span("gather") is log.span("release", "host", 3)
+
+
+def test_spans_are_nvtx_ranges_where_there_is_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pushed and popped in turn, also where a block raises; not a call while off."""
+    calls: list[str] = []
+    profiler = SimpleNamespace(range_push=calls.append, range_pop=lambda: calls.append("pop"))
+    monkeypatch.setattr("gramary.tracing.nvtx._nvtx", profiler)
+    monkeypatch.setattr("gramary.tracing.spans.has_nvtx", lambda: True)
+    log = SpanLog("engine")
+    with log.span("gather"):
+        pass
+    assert calls == []
+    log.switch(True)
+    with pytest.raises(KeyError), log.span("wait_rows"), log.span("copy_rows"):
+        raise KeyError
+    assert calls == ["wait_rows", "copy_rows", "pop", "pop"]
+    assert [span.name for span in log.take()] == ["copy_rows", "wait_rows"]
 
 
 SPANS = [

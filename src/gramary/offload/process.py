@@ -24,6 +24,7 @@ from gramary.settings import Settings, inherited_environment
 from gramary.table import Table
 from gramary.tiers.disk import DiskTier
 from gramary.tiers.host import HostTier
+from gramary.tracing import Span
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
@@ -76,6 +77,13 @@ class ProcessService(Service):
         said = self._last_words()
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         return f"worker process {self.process.pid} {how}" + (f": {said[-500:]}" if said else "")
+
+    def trace(self, on: bool) -> None:
+        """Does nothing: what the worker does is not told."""
+
+    def take_spans(self) -> list[Span]:
+        """Returns none."""
+        return []
 
     def stop(self) -> None:
         """Asks the worker to end, and ends it where it does not."""

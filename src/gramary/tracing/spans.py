@@ -6,9 +6,9 @@ import contextlib
 import dataclasses
 import threading
 import time
-from types import TracebackType
+from collections.abc import Iterator
 
-import torch
+from gramary.tracing.nvtx import has_nvtx, nvtx_range
 
 # What a connector's spans are called, in the order of a request's life.
 SPAN_NAMES = (
@@ -78,7 +78,7 @@ class SpanLog:
 
     def switch(self, on: bool) -> None:
         """Starts or ends the keeping of spans; what was kept stays until it is taken."""
-        self._has_nvtx = on and torch.cuda.is_available()
+        self._has_nvtx = on and has_nvtx()
         self._is_on = on
 
     def span(
@@ -87,7 +87,16 @@ class SpanLog:
         """Returns a block whose time becomes a span, also where it raises."""
         if not self._is_on:
             return _NOTHING
-        return _OpenSpan(self, name, lane, number, self._has_nvtx)
+        return self._open(name, lane, number)
+
+    @contextlib.contextmanager
+    def _open(self, name: str, lane: str, number: int) -> Iterator[None]:
+        with nvtx_range(name, is_on=self._has_nvtx):
+            begin_ns = time.monotonic_ns()
+            try:
+                yield
+            finally:
+                self.keep(name, begin_ns, time.monotonic_ns(), lane, number)
 
     def add(self, name: str, begin_ns: int, end_ns: int, lane: str = "", number: int = 0) -> None:
         """Keeps a span whose times are known already."""
@@ -107,33 +116,6 @@ class SpanLog:
         with self._turn:
             spans, self._spans = self._spans, []
             return spans
-
-
-class _OpenSpan:
-    """A span that has begun."""
-
-    __slots__ = ("_begin_ns", "_has_nvtx", "_lane", "_log", "_name", "_number")
-
-    def __init__(self, log: SpanLog, name: str, lane: str, number: int, has_nvtx: bool) -> None:
-        self._log, self._name, self._lane, self._number = log, name, lane, number
-        self._has_nvtx = has_nvtx
-        self._begin_ns = 0
-
-    def __enter__(self) -> None:
-        if self._has_nvtx:
-            torch.cuda.nvtx.range_push(self._name)
-        self._begin_ns = time.monotonic_ns()
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        end_ns = time.monotonic_ns()
-        if self._has_nvtx:
-            torch.cuda.nvtx.range_pop()
-        self._log.keep(self._name, self._begin_ns, end_ns, self._lane, self._number)
 
 
 __all__ = ["MAX_SPANS", "SPAN_NAMES", "Span", "SpanLog"]

@@ -8,10 +8,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 from gramary.offload.cuda.streams import Event, Streams
 from gramary.tracing import Span, SpanLog
+from gramary.tracing.nvtx import has_nvtx, nvtx_range
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +58,7 @@ class DeviceSpans:
                 self._reference.record()
                 self._streams.synchronize()
                 self._reference_ns = time.monotonic_ns()
-            self._has_nvtx = torch.cuda.is_available()
+            self._has_nvtx = has_nvtx()
         self._log.switch(on)
 
     def mark(self) -> Event | None:
@@ -92,17 +91,9 @@ class DeviceSpans:
         finally:
             self.add(name, begin, self.mark(), lane, number)
 
-    @contextlib.contextmanager
-    def nvtx_range(self, name: str) -> Iterator[None]:
-        """Shows a block to profilers that know NVTX, while spans are kept."""
-        if not self.is_on or not self._has_nvtx:
-            yield
-            return
-        torch.cuda.nvtx.range_push(name)
-        try:
-            yield
-        finally:
-            torch.cuda.nvtx.range_pop()
+    def nvtx_range(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Returns a block that profilers with NVTX show, while spans are kept."""
+        return nvtx_range(name, is_on=self.is_on and self._has_nvtx)
 
     def take(self) -> list[Span]:
         """Returns the spans kept since the last call, and of each graph those of its last replay.
