@@ -19,8 +19,8 @@ struct BlockRead {
 
 // How fragments become reads.
 struct ReadRules {
-    // Reads start and end on multiples of this; 1 reads exactly from the first fragment to the
-    // last, joining those that share a page.
+    // Reads start and end on multiples of this power of two; 1 reads exactly from the first
+    // fragment to the last, joining those that share a page.
     std::uint32_t alignment = 1;
     // Longest read, unless one fragment alone needs more.
     std::uint32_t max_read_bytes = 4096;
@@ -30,17 +30,30 @@ struct ReadRules {
 
 constexpr std::uint64_t kPageBytes = 4096;
 
-// Fragments of `row_ids` in the order of their addresses; row i belongs at row places[i] of the
-// output, or at row i where `places` is empty. Large batches are located by the shared thread pool.
-// `spare` is memory for sorting.
-void locate_rows(const RowMap& map, std::span<const std::int64_t> row_ids,
-                 std::span<const std::int64_t> places, std::vector<Fragment>& fragments,
-                 std::vector<Fragment>& spare);
+// Most rows that are located at a time: bounds the memory of a call.
+constexpr std::size_t kMaxLocatedRows = std::size_t{1} << 18;
 
-// Distinct blocks of `alignment` bytes that sorted fragments touch. Pure.
-std::int64_t count_blocks(std::span<const Fragment> fragments, std::uint64_t alignment);
+// Turns row ids into fragments in the order of their addresses; keeps its memory for the next time.
+class RowLocator {
+ public:
+    // Replaces `fragments`. Row i belongs at row places[i] of the output, or at row i where
+    // `places` is empty. At most kMaxLocatedRows; many are shared with the pool, where it is idle.
+    void locate(const RowMap& map, std::span<const std::int64_t> row_ids,
+                std::span<const std::int64_t> places, std::vector<Fragment>& fragments);
 
-// Distinct addresses among sorted fragments. Pure.
-std::int64_t count_distinct(std::span<const Fragment> fragments);
+ private:
+    void sort_by_address(std::vector<Fragment>& fragments);
+
+    std::vector<std::uint64_t> keys_;
+    std::vector<std::uint64_t> spare_keys_;
+    std::vector<Fragment> spare_;
+};
+
+// What sorted fragments touch.
+struct FragmentCounts {
+    std::int64_t num_addresses = 0;  // distinct
+    std::int64_t num_blocks = 0;     // distinct, of kPageBytes
+};
+FragmentCounts count(std::span<const Fragment> fragments);
 
 }  // namespace gramary

@@ -14,8 +14,6 @@
 namespace gramary {
 namespace {
 
-// Rows planned at a time: bounds the scratch memory of a call.
-constexpr std::size_t kPieceRows = std::size_t{1} << 18;
 // From this many blocks on a batch is large: a sample decides whether the page cache is worth
 // asking, and what it misses bypasses it.
 constexpr std::int64_t kLargeFrom = 4096;
@@ -26,8 +24,8 @@ constexpr std::size_t kMaxIdleScratch = 2;
 }  // namespace
 
 struct DiskReader::Scratch {
+    RowLocator locator;
     std::vector<Fragment> fragments;
-    std::vector<Fragment> spare;
     std::vector<BlockRead> reads;
     ReadPlanner planner;
     CachedPass pass;
@@ -113,14 +111,14 @@ std::optional<ReadFailure> DiskReader::read(std::span<const std::int64_t> row_id
     DiskStats::add(stats_.num_batches, 1);
     DiskStats::add(stats_.num_rows, static_cast<std::int64_t>(row_ids.size()));
     DiskStats::add(stats_.row_bytes, static_cast<std::int64_t>(row_ids.size()) * map_.row_bytes());
-    for (std::size_t begin = 0; begin < row_ids.size(); begin += kPieceRows) {
-        const std::size_t count = std::min(kPieceRows, row_ids.size() - begin);
+    for (std::size_t begin = 0; begin < row_ids.size(); begin += kMaxLocatedRows) {
+        const std::size_t count = std::min(kMaxLocatedRows, row_ids.size() - begin);
         const bool is_dense = places.empty();
         {
             StopWatch watch(stats_.planning_ns);
-            locate_rows(map_, row_ids.subspan(begin, count),
-                        is_dense ? places : places.subspan(begin, count), scratch.fragments,
-                        scratch.spare);
+            scratch.locator.locate(map_, row_ids.subspan(begin, count),
+                                   is_dense ? places : places.subspan(begin, count),
+                                   scratch.fragments);
         }
         const std::int64_t first_row = is_dense ? static_cast<std::int64_t>(begin) : 0;
         const auto failure = read_located(out + first_row * map_.row_bytes(), scratch);
@@ -146,10 +144,9 @@ std::optional<ReadFailure> DiskReader::find_replaced(std::span<const Fragment> f
 // Reads the fragments of one piece.
 std::optional<ReadFailure> DiskReader::read_located(std::uint8_t* out, Scratch& scratch) {
     if (const auto failure = find_replaced(scratch.fragments)) return failure;
-    const std::int64_t num_blocks = count_blocks(scratch.fragments, kPageBytes);
+    const auto [num_addresses, num_blocks] = count(scratch.fragments);
     DiskStats::add(stats_.num_blocks, num_blocks);
-    DiskStats::add(stats_.num_distinct_rows,
-                   count_distinct(scratch.fragments) / map_.parts_per_row());
+    DiskStats::add(stats_.num_distinct_rows, num_addresses / map_.parts_per_row());
     if (num_blocks < backend_->whole_batches_below()) return run_backend(out, scratch, false);
     const bool is_large = num_blocks >= kLargeFrom;
     const Warmth warmth = is_large ? measure_warmth(files_, scratch.fragments) : Warmth::warm;

@@ -5,8 +5,9 @@
 namespace gramary {
 namespace {
 
+// To a power of two.
 std::uint64_t align_down(std::uint64_t address, std::uint64_t alignment) {
-    return address - address % alignment;
+    return address & ~(alignment - 1);
 }
 
 std::uint64_t align_up(std::uint64_t address, std::uint64_t alignment) {

@@ -56,6 +56,9 @@ class ReadTask {
     std::uint8_t* destination(const BlockRead& read) const noexcept;
     // Checks the first `needed` bytes of a read and copies its fragments to the output.
     void deliver(const BlockRead& read, const std::uint8_t* data);
+    // Asks for the memory that `deliver` will touch: bytes that came from storage lie far from this
+    // processor, and rows of a large output anywhere.
+    void prefetch(const BlockRead& read, const std::uint8_t* data) const noexcept;
     // Reads once more through the page cache, calmly; what still fails is the batch's failure.
     void retry(const BlockRead& read);
     void fail(const ReadFailure& failure);

@@ -43,6 +43,20 @@ RowMap::RowMap(std::vector<RowRun> runs, std::vector<RowPart> parts,
     for (const RowRun& run : runs_) last_rows_.push_back(run.first_row + run.num_rows - 1);
     num_rows_ = runs_.empty() ? 0 : last_rows_.back() + 1;
     parts_per_row_ = runs_.empty() ? 0 : runs_.front().num_parts;
+    is_ascending_ = parts_per_row_ == 1 && find_ascending();
+}
+
+bool RowMap::find_ascending() const {
+    std::uint64_t end = 0;
+    for (const RowRun& run : runs_) {
+        const RowPart& part = parts_[static_cast<std::size_t>(run.first_part)];
+        const std::int64_t rows = std::min(run.num_rows, part.rows_per_block);
+        const bool blocks_ascend =
+            rows == run.num_rows || part.block_bytes / part.rows_per_block >= part.stride;
+        if (!blocks_ascend || make_address(part.file, part.offset) < end) return false;
+        end = make_address(part.file, end_of(part, run.num_rows));
+    }
+    return true;
 }
 
 void RowMap::check(const std::vector<std::int64_t>& file_bytes) const {
@@ -79,9 +93,13 @@ void RowMap::check(const std::vector<std::int64_t>& file_bytes) const {
     }
 }
 
-void RowMap::locate(std::int64_t row, std::int64_t position, Fragment* fragments) const noexcept {
-    const auto found = std::lower_bound(last_rows_.begin(), last_rows_.end(), row);
-    const RowRun& run = runs_[static_cast<std::size_t>(found - last_rows_.begin())];
+void RowMap::locate(std::int64_t row, std::int64_t position, Fragment* fragments,
+                    std::size_t& at) const noexcept {
+    if (at >= runs_.size() || row > last_rows_[at] || row < runs_[at].first_row) {
+        const auto found = std::lower_bound(last_rows_.begin(), last_rows_.end(), row);
+        at = static_cast<std::size_t>(found - last_rows_.begin());
+    }
+    const RowRun& run = runs_[at];
     const std::int64_t i = row - run.first_row;
     for (std::int64_t p = 0; p < run.num_parts; ++p) {
         const RowPart& part = parts_[static_cast<std::size_t>(run.first_part + p)];

@@ -59,10 +59,16 @@ class RowMap {
     std::int64_t row_bytes() const noexcept { return row_bytes_; }
     std::int64_t parts_per_row() const noexcept { return parts_per_row_; }
 
-    // Writes parts_per_row() fragments for output row `position`; 0 <= row < num_rows().
-    void locate(std::int64_t row, std::int64_t position, Fragment* fragments) const noexcept;
+    // Whether every row lies in one part, and behind the rows before it.
+    bool is_ascending() const noexcept { return is_ascending_; }
+
+    // Writes parts_per_row() fragments for output row `position`; 0 <= row < num_rows(). `at` is
+    // where the row before was found, and becomes where this one is; any number will do at first.
+    void locate(std::int64_t row, std::int64_t position, Fragment* fragments,
+                std::size_t& at) const noexcept;
 
  private:
+    bool find_ascending() const;
     void check(const std::vector<std::int64_t>& file_bytes) const;
 
     std::vector<RowRun> runs_;
@@ -71,6 +77,7 @@ class RowMap {
     std::int64_t row_bytes_;
     std::int64_t num_rows_ = 0;
     std::int64_t parts_per_row_ = 0;
+    bool is_ascending_ = false;
 };
 
 }  // namespace gramary

@@ -13,8 +13,10 @@ namespace gramary {
 namespace {
 
 constexpr int kMaxTries = 1000;
-// Checking and copying so many blocks takes some 10 us.
-constexpr std::size_t kBunch = 16;
+// Reads that are answered before the queue is looked at again: half of a lane's.
+constexpr unsigned kBunch = 64;
+// Reads whose memory is asked for before they are answered.
+constexpr std::size_t kAhead = 4;
 
 std::uint32_t round_up(std::uint32_t value, std::uint32_t unit) {
     return (value + unit - 1) / unit * unit;
@@ -124,15 +126,17 @@ void UringRing::prepare(unsigned slot) {
     ++in_flight_;
 }
 
-// Hands in what was prepared and takes what has come; with `waits` it comes back with at least one
-// completion.
-bool UringRing::submit(bool waits) {
+// Hands in what was prepared and takes what has come; comes back with at least `num_awaited`
+// completions.
+bool UringRing::submit(unsigned num_awaited) {
     for (int num_tries = 0;; ++num_tries) {
-        const bool is_wait = waits && io_uring_cq_ready(&ring_) == 0;
-        if (!is_wait && io_uring_sq_ready(&ring_) == 0 && num_tries > 0) return true;
-        StopWatch watch(is_wait ? stats_.waiting_ns : stats_.submitting_ns);
-        const int result =
-            is_wait ? io_uring_submit_and_wait(&ring_, 1) : io_uring_submit_and_get_events(&ring_);
+        const bool waits = io_uring_cq_ready(&ring_) < num_awaited;
+        // A lane's completions come only when they are asked for (DEFER_TASKRUN).
+        const bool asks = !is_lent_ && num_tries == 0;
+        if (!waits && !asks && io_uring_sq_ready(&ring_) == 0) return true;
+        StopWatch watch(waits ? stats_.waiting_ns : stats_.submitting_ns);
+        const int result = waits ? io_uring_submit_and_wait(&ring_, num_awaited)
+                                 : io_uring_submit_and_get_events(&ring_);
         if (result >= 0 || result == -EINTR) continue;
         // The kernel may be short of memory for the moment, or want completions taken first.
         if ((result != -EBUSY && result != -EAGAIN) || num_tries > kMaxTries) return false;
@@ -169,14 +173,20 @@ void UringRing::finish(const Completion& completion, ReadSource& source) {
     source.answered(item);
 }
 
-// Answers at most so many of the reads that have come, the latest first: their bytes may still lie
-// in the processor's cache.
-void UringRing::finish_done(ReadSource& source, std::size_t most) {
+// Answers some of the reads that have come, the latest first: their bytes may still lie in the
+// processor's cache.
+void UringRing::finish_done(ReadSource& source) {
     if (done_.empty()) return;
     StopWatch watch(stats_.scattering_ns);
-    for (std::size_t i = 0; i < most && !done_.empty(); ++i) {
+    const std::size_t end = done_.size() - std::min<std::size_t>(done_.size(), kBunch);
+    while (done_.size() > end) {
         const Completion completion = done_.back();
         done_.pop_back();
+        if (done_.size() >= end + kAhead) {
+            const unsigned next = done_[done_.size() - kAhead].slot;
+            const ReadSource::Item& item = slots_[next].item;
+            item.task->prefetch(*item.read, memory_of(next));
+        }
         finish(completion, source);
     }
 }
@@ -184,7 +194,7 @@ void UringRing::finish_done(ReadSource& source, std::size_t most) {
 // Answers what is in flight by pread; the kernel may still write to the arena, which stays.
 void UringRing::abandon(ReadSource& source) {
     is_broken_ = true;
-    finish_done(source, done_.size());
+    while (!done_.empty()) finish_done(source);
     for (unsigned slot = 0; slot < slots_.size(); ++slot) {
         if (slots_[slot].is_busy) finish({slot, -EIO}, source);
     }
@@ -212,15 +222,17 @@ void UringRing::drain(ReadSource& source, std::uint32_t longest_read, std::uint3
         fill(source);
         if (in_flight_ == 0 && done_.empty()) return;
         if (is_lent_) {
-            if (!submit(false)) return abandon(source);
+            if (!submit(0)) return abandon(source);
             // What the page cache held is there already.
             DiskStats::add(stats_.num_cached_reads, io_uring_cq_ready(&ring_));
         }
-        const bool waits = done_.empty() && io_uring_cq_ready(&ring_) == 0;
-        if ((waits || !is_lent_) && !submit(waits)) return abandon(source);
+        // With nothing to do meanwhile, several are awaited at once: the others keep the device
+        // busy, and every waking costs.
+        const unsigned num_awaited = done_.empty() ? std::min(kBunch, in_flight_) : 0;
+        if (!submit(num_awaited)) return abandon(source);
+        // The queue is full again: now a few of those that came before are checked and copied.
+        finish_done(source);
         reap();
-        // A few at a time, so that the queue is filled up again before it runs low.
-        finish_done(source, kBunch);
     }
 }
 

@@ -73,10 +73,10 @@ class UringRing {
     void register_resources();
     void fill(ReadSource& source);
     void prepare(unsigned slot);
-    bool submit(bool waits);
+    bool submit(unsigned num_awaited);
     void reap();
     void finish(const Completion& completion, ReadSource& source);
-    void finish_done(ReadSource& source, std::size_t most);
+    void finish_done(ReadSource& source);
     void abandon(ReadSource& source);
     std::uint8_t* memory_of(unsigned slot) const noexcept { return arena_ + slot * slot_bytes_; }
 
