@@ -11,8 +11,9 @@
 namespace gramary {
 namespace {
 
-constexpr std::size_t kCallerAlone = 2;
+constexpr std::int64_t kCallerAlone = 2;
 constexpr std::int64_t kReadGrain = 4;
+constexpr std::int64_t kTakesTurnsFrom = 1024;
 
 void read_range(ReadTask& task, std::int64_t begin, std::int64_t end) {
     thread_local AlignedBuffer buffer;
@@ -47,14 +48,15 @@ ThreadPool& PreadBackend::pool() {
 
 void PreadBackend::run(ReadTask& task) {
     const auto count = static_cast<std::int64_t>(task.reads().size());
-    if (task.reads().size() <= kCallerAlone) {
-        read_range(task, 0, count);
-        return;
-    }
+    const auto read_share = [&](std::int64_t begin, std::int64_t end) {
+        read_range(task, begin, end);
+    };
+    if (count <= kCallerAlone) return read_share(0, count);
     const std::int64_t spread = count / num_threads_;
-    pool().parallel_for(
-        count, std::min(std::max<std::int64_t>(spread, 1), kReadGrain),
-        [&](std::int64_t begin, std::int64_t end) { read_range(task, begin, end); });
+    const std::int64_t grain = std::min(std::max<std::int64_t>(spread, 1), kReadGrain);
+    if (count > kTakesTurnsFrom) return pool().parallel_for(count, grain, read_share);
+    // A few reads do not wait until a large task of another thread gives the pool back.
+    if (!pool().try_parallel_for(count, grain, read_share)) read_share(0, count);
 }
 
 }  // namespace gramary
