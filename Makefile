@@ -11,11 +11,11 @@ JOBS ?= 2
 
 # Tests that look at the tree itself: layers, exported names, documentation, receipts.
 HOUSE_TESTS := tests/test_layers.py tests/test_exports.py tests/test_documentation.py \
-	tests/test_receipts.py
+	tests/test_receipts.py tests/tools/test_check_numbers.py
 
-CHECKS := check-format check-lint check-types check-native check-docstrings check-house
+CHECKS := check-format check-lint check-types check-native check-docstrings check-numbers check-house
 
-.PHONY: setup setup-check demo test check $(CHECKS) format bench clean
+.PHONY: setup setup-check demo test check $(CHECKS) format pages bench clean
 
 setup:
 	@tools/set_up.sh test
@@ -49,6 +49,11 @@ check-native:
 check-docstrings:
 	.venv/bin/interrogate --quiet src
 
+# Numbers without a receipt fail; receipts of code that has changed since are listed.
+check-numbers:
+	$(VENV_PYTHON) tools/check_numbers.py
+	$(VENV_PYTHON) tools/list_stale_receipts.py
+
 check-house:
 	$(VENV_PYTHON) -m pytest $(HOUSE_TESTS)
 
@@ -56,6 +61,13 @@ format: setup-check
 	$(VENV_PYTHON) -m ruff format .
 	$(VENV_PYTHON) -m ruff check --fix .
 	.venv/bin/clang-format -i $$(find csrc -name '*.?pp')
+
+# Writes what the documentation takes from receipts and from the code.
+pages: setup
+	$(VENV_PYTHON) tools/write_measurements_page.py
+	$(VENV_PYTHON) tools/write_settings_page.py
+	$(VENV_PYTHON) tools/fill_behaviours_page.py
+	$(VENV_PYTHON) -m tools.draw_pictures
 
 bench: setup
 	$(VENV_PYTHON) -m benchmarks.run $(ARGS)

@@ -1,6 +1,8 @@
-"""Runs every benchmark that this machine can: `python -m benchmarks.run [--smoke] [NAME ...]`.
+"""Runs benchmarks: `python -m benchmarks.run [--smoke] [NAME ...]`, without names all.
 
-Each benchmark runs in a process of its own, so that none inherits another's memory or threads.
+Each runs in a process of its own, so that none inherits another's memory or threads. A name is a
+subject of `subjects.py` or a module of this folder. A run for one peer (`--against`), or with a
+place for its receipt (`--json`) or its picture (`--plot`), leaves benchmarks/results/ alone.
 """
 
 from __future__ import annotations
@@ -11,10 +13,14 @@ import pkgutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import benchmarks
 from benchmarks.harness import Benchmark
 from benchmarks.machine import ROOT
+from benchmarks.one import NOTHING_TO_COMPARE
+from benchmarks.peers import PEERS
+from benchmarks.subjects import SUBJECTS, choose_device, modules_of
 
 
 def find_benchmarks() -> dict[str, Benchmark]:
@@ -34,23 +40,50 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.run")
     parser.add_argument("names", nargs="*", help="benchmarks to run (default: all)")
     parser.add_argument("--smoke", action="store_true", help="small cases, seconds; no receipts")
+    parser.add_argument("--against", choices=sorted(PEERS), help="compare with this peer only")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU, if one is here")
+    parser.add_argument("--json", type=Path, help="receipt to write instead")
+    parser.add_argument("--plot", type=Path, help="picture to draw")
     options, passed_on = parser.parse_known_args(arguments)
     available = find_benchmarks()
-    unknown = [name for name in options.names if name not in available]
+    device = choose_device(options.device)
+    names = modules_of(options.names, device) or list(available)
+    unknown = [name for name in names if name not in available]
     if unknown:
-        parser.error(f"no benchmark {unknown[0]!r}; there are: {', '.join(available)}")
-    failed = []
-    for name in options.names or available:
+        known = ", ".join((*SUBJECTS, *available))
+        parser.error(f"no benchmark {unknown[0]!r}; there are: {known}")
+    failed, compared = [], 0
+    for name in names:
         if not available[name].can_run():
             print(f"== {name}: skipped, needs {available[name].needs}", flush=True)
             continue
         print(f"== {name}", flush=True)
-        command = [sys.executable, "-m", f"benchmarks.{name}", *passed_on]
-        command += ["--smoke"] if options.smoke else []
-        if subprocess.run(command, cwd=ROOT, check=False).returncode:
+        words = [*command_of(name, options, len(names)), *passed_on]
+        if hasattr(importlib.import_module(f"benchmarks.{name}"), "make_benchmark"):
+            words += ["--device", device]
+        code = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, check=False).returncode
+        compared += code != NOTHING_TO_COMPARE
+        if code not in (0, NOTHING_TO_COMPARE):
             failed.append(name)
+    if options.against and not compared:
+        sys.exit(f"nothing of {', '.join(names)} can be compared with {options.against} here")
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
+
+
+def command_of(name: str, options: argparse.Namespace, num_names: int) -> list[str]:
+    """Returns the words that run one benchmark, by its own command line or with our options."""
+    smoke = ["--smoke"] if options.smoke else []
+    if not (options.against or options.json or options.plot):
+        return [f"benchmarks.{name}", *smoke]
+    words = ["benchmarks.one", name, *smoke]
+    words += ["--against", options.against] if options.against else []
+    for option, path in (("--json", options.json), ("--plot", options.plot)):
+        if path:
+            # Several benchmarks, several files.
+            own = path if num_names == 1 else path.with_stem(f"{path.stem}-{name}")
+            words += [option, str(own)]
+    return words
 
 
 if __name__ == "__main__":

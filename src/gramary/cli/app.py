@@ -70,7 +70,8 @@ def build_app() -> typer.Typer:
     app.callback()(_set_global_options)
     for name in COMMANDS:
         module = importlib.import_module(f"gramary.cli.{name}")
-        app.command(name)(getattr(module, name))
+        settings = getattr(module, "CONTEXT_SETTINGS", None)
+        app.command(name, context_settings=settings)(getattr(module, name))
     return app
 
 

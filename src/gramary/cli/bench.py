@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +10,27 @@ from typing import Annotated
 
 import typer
 
+# Words that this command does not know are a benchmark's own (`overlap --trace FILE`).
+CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
+
 
 def bench(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Benchmarks to run (default: all).")
+        list[str] | None,
+        typer.Argument(
+            help="embed, state, overlap, disk, load, end-to-end, or a module of benchmarks/ "
+            "(default: all that this machine can run); a benchmark's own options after its name.",
+        ),
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(help="The one peer to compare with: vllm, transformers or torch.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Receipt to write.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Picture to draw (.svg, .png): times, tiers or timeline.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda (default: a GPU, if one is here).")
     ] = None,
     smoke: Annotated[bool, typer.Option(help="Small cases, seconds; no receipts.")] = False,
     tree: Annotated[Path, typer.Option(help="The source tree with benchmarks/.")] = Path(),
@@ -25,6 +43,24 @@ def bench(
             f"--tree: {tree.resolve()} has no benchmarks/run.py; benchmarks are part of the "
             "source tree, not of the installed package: run this in a clone of it"
         )
-    command = [sys.executable, "-m", "benchmarks.run", *(names or [])]
-    done = subprocess.run([*command, "--smoke"] if smoke else command, cwd=tree, check=False)
+    if plot is not None:
+        _require_matplotlib()
+    words = names or []
+    chosen = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
+    command = [sys.executable, "-m", "benchmarks.run", *chosen]
+    for option, value in (("--against", against), ("--device", device)):
+        command += [option, value] if value else []
+    for option, path in (("--json", json), ("--plot", plot)):
+        command += [option, str(path.resolve())] if path else []
+    command += ["--smoke"] if smoke else []
+    done = subprocess.run([*command, *words[len(chosen) :]], cwd=tree, check=False)
     raise typer.Exit(done.returncode)
+
+
+def _require_matplotlib() -> None:
+    import importlib.util
+
+    from gramary.errors import DependencyError
+
+    if importlib.util.find_spec("matplotlib") is None:
+        raise DependencyError("--plot needs matplotlib: pip install 'gramary[plot]'")
