@@ -204,6 +204,7 @@ def run(work: Path, seconds: int, seed: int, out: Path) -> int:
     from gramary import count_receipts, receipts
 
     plant(work / "corpus")
+    num_planted = len(list((work / "corpus").iterdir()))
     words = [sys.executable, "-m", "tools.fuzz_readers", "--work", str(work), "--seed", str(seed)]
     command = ["python", "-m", "tools.fuzz_readers", "--minutes", f"{seconds / 60:g}"]
     head = machine.describe_run("fuzz_readers", SOURCES, command)
@@ -212,6 +213,7 @@ def run(work: Path, seconds: int, seed: int, out: Path) -> int:
         exit_code = subprocess.run(fuzzing, stderr=log, cwd=machine.ROOT, check=False).returncode
         subprocess.run([*words, "--step", "replay"], stderr=log, cwd=machine.ROOT, check=True)
     result = describe(work, seconds, seed, exit_code)
+    result["parameters"]["first_inputs"] = num_planted
     receipts.write({"schema": count_receipts.SCHEMA, **head, "runs": [result]}, out)
     counts = result["counts"]
     share = counts["reader lines covered"] / counts["reader lines"]

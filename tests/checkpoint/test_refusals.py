@@ -536,7 +536,9 @@ def test_a_strange_file_of_the_models_name(copy_checkpoint, kind):
         shutil.copy(folder / "tokenizer.json", path)
     else:
         path.symlink_to("nowhere" if kind == "dangling" else path)
+    descriptors = os.listdir("/proc/self/fd")
     refused(folder, CheckpointError, "model.safetensors: ")
+    assert os.listdir("/proc/self/fd") == descriptors
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "endless"])

@@ -1,5 +1,6 @@
 """The reader fuzzers' own parts, and every kind of damage that they know, by Hypothesis."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -43,12 +44,18 @@ FOUND = {
     "215a5ad9c7a08703ae10c9b7c7b1efc183205cd0f5b1c4ca11ec200f177c8797aaece28dd63a37",
     "a pack whose name is a link to itself": "cf445448430e69ac7c9693275c03a6ae1ef4a50195e63cd0"
     "ceb637fb2857",
+    "a half-built pack with a block that was altered and signed": "fffd01fcabcf6e09093109f8fefee6"
+    "00090b09090909090909090946385f45344d33",
+    "a folder of a file's name": "11fd01012106",
 }
 
 
 @pytest.mark.parametrize("name", FOUND)
 def test_what_fuzzing_found_stays_mended(name: str, tmp_path: Path) -> None:
+    seeds.all_seeds()
+    descriptors = len(os.listdir("/proc/self/fd"))
     verdict.try_bytes(bytes.fromhex(FOUND[name]), tmp_path / "trial")
+    assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
 def test_the_judge_notices_a_wrong_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

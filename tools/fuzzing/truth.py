@@ -227,5 +227,28 @@ def read_pack(data: bytes) -> Truth:
     return dataclasses.replace(truth, is_good=np.array(is_good))
 
 
+def finish_pack(left: bytes | str, fresh: bytes) -> bytes:
+    """Returns what a build makes of a half-built pack: its first good blocks, then fresh ones.
+
+    Args:
+        left: what a killed build left, or anything else (which is dropped).
+        fresh: the whole pack.
+    """
+    _, _, header, size, _, _, block, _, length = struct.unpack_from("<8sIIQQIIII", fresh)
+    heads = [magic + fresh[8 : header - 8] for magic in (b"GRAMPACK", b"GRAMPART")]
+    if isinstance(left, str) or len(left) != size or left[: header - 8] not in heads:
+        return fresh
+    if xxhash.xxh64_intdigest(left[: header - 8]) != _number(left, header - 8):
+        return fresh
+    seed, start = xxhash.xxh64_intdigest(fresh[48 : 48 + length]), header
+    while start < size:
+        content = left[start : start + block]
+        digest = xxhash.xxh64_intdigest(content[:-8], seed=(seed + start // block) & MASK)
+        if digest != _number(content, block - 8):
+            break
+        start += block
+    return fresh[:header] + left[header:start] + fresh[start:]
+
+
 def _number(data: bytes, at: int) -> int:
     return int.from_bytes(data[at : at + 8], "little")

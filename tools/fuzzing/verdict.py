@@ -178,15 +178,15 @@ def _try_build(choices: Choices, folder: Path) -> str:
         names = choices.pick(
             (("table.pack.partial", partial), ("table.pack", left), ("other", b""))
         )
-        signed = damage({names[0]: names[1]}, choices)  # type: ignore[dict-item]
-        write_files({n: c for n, c in signed.items() if n.startswith("table.pack")}, built.parent)
+        files = damage({names[0]: names[1]}, choices)  # type: ignore[dict-item]
+        write_files({n: c for n, c in files.items() if n.startswith("table.pack")}, built.parent)
         report = build_pack(source, built, codec=codec)
         if report.outcome == "reused":
             # Its blocks are not looked at before they are read, or verified.
             true = _judge(built, source.spec.ple_index)
             if _verifies(built) != true.is_good.all():
                 raise WrongRowsError("verify and the judge differ")
-        elif built.read_bytes() != fresh:
+        elif built.read_bytes() != judge.finish_pack(files.get("table.pack.partial", b""), fresh):
             raise WrongRowsError(f"a pack that was {report.outcome} differs from a fresh one")
         else:
             verify_pack(built, against=source)

@@ -129,10 +129,8 @@ def _malformed(path: Path, problem: str) -> CheckpointError:
 def _read_header_text(path: Path) -> tuple[RowFile, bytes]:
     """Returns the file's description and the bytes of its JSON header."""
     try:
-        # Without O_NONBLOCK a named pipe of this name would block for ever.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(descriptor, "rb") as opened:
-            status = os.fstat(descriptor)
+        with open(path, "rb", opener=_open_without_waiting) as opened:
+            status = os.fstat(opened.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise CheckpointError(f"{path}: expected a regular file")
             prefix = opened.read(8)
@@ -148,6 +146,11 @@ def _read_header_text(path: Path) -> tuple[RowFile, bytes]:
     if len(text) != num_bytes:
         raise _malformed(path, f"expected a header of {num_bytes} bytes, got {len(text)}")
     return RowFile.from_stat(path, status), text
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Opens a file: without O_NONBLOCK a named pipe of this name would block for ever."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _parse_json(path: Path, text: bytes) -> dict[str, Any]:
