@@ -308,3 +308,79 @@ def test_close_lets_go_of_everything(cuda_connector: Make, table: Table) -> None
     for call in (lambda: connector.wait(ticket), lambda: connector.request(make_batch(2))):
         with pytest.raises(ClosedError):
             call()
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.behaviour(28)
+@pytest.mark.parametrize("num_slots", [2, 4])
+def test_order_under_random_delays_with_tensors_refilled_in_place(
+    cuda_connector: Make, table: Table, num_slots: int
+) -> None:
+    """Behaviour 28: what a replay does, step by step: the same tensors, new tokens every time."""
+    lengths = (1,) * 32
+    step = make_batch(0, lengths=lengths, prefill=False)
+    with cuda_connector(
+        table, max_tokens=64, num_slots=num_slots, settings=PATIENT
+    ) as connector:
+        connector.service.native.set_script(max_delay_us=2000, seed=num_slots)
+        pending = []
+        for seed in range(6):
+            chunk = make_batch(seed, lengths=tuple(i % 4 for i in range(32)))
+            pending.append((connector.request(chunk), chunk))
+            if len(pending) == num_slots:
+                ticket, oldest = pending.pop(0)
+                assert same(connector.wait(ticket), expected_rows(table, oldest))
+            new = make_batch(100 + seed, lengths=lengths, prefill=False)
+            step.token_ids.copy_(new.token_ids)
+            assert step.history is not None and new.history is not None
+            step.history.copy_(new.history)
+            assert same(connector.wait(connector.request(step)), expected_rows(table, new))
+        connector.check()
+
+
+def test_a_large_prompt_is_copied_part_by_part_behind_its_progress(
+    cuda_connector: Make, table: Table, streams: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, rows in (("take.BROUGHT_FROM_ROWS", 1), ("take.COPIED_FROM_ROWS", 1)):
+        monkeypatch.setattr(f"gramary.offload.cuda.{name}", rows)
+    monkeypatch.setattr("gramary.offload.cuda.bring._ROWS_A_COPY", 8)
+    waited: list[tuple[int, int]] = []
+    wait = streams.wait  # type: ignore[attr-defined]
+
+    def noting_wait(address: int, value: int) -> None:
+        waited.append((address, value))
+        wait(address, value)
+
+    monkeypatch.setattr(streams, "wait", noting_wait)
+    with cuda_connector(table, max_tokens=16, num_slots=2, settings=PATIENT) as connector:
+        region = connector._region
+        for number in range(1, 6):
+            batch = make_batch(number, lengths=(8, 3))
+            waited.clear()
+            assert same(connector.wait(connector.request(batch)), expected_rows(table, batch))
+            slot = region.ring.host_slot(number)
+            at = region.progress_address(slot, 0)
+            # 44 rows in copies of 8 and more: four, behind every second eighth.
+            parts = [value for address, value in waited if address == at]
+            assert parts == [ring.progress_of(number, part) for part in (2, 4, 6, 8)]
+            assert waited[-1] == (region.ready_address(slot, 0), 1)
+
+
+def test_a_request_given_up_lets_go_of_a_stream_that_waits_for_its_progress(
+    cuda_connector: Make, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gramary.offload.cuda.take.BROUGHT_FROM_ROWS", 1)
+    monkeypatch.setattr("gramary.offload.cuda.take.COPIED_FROM_ROWS", 1)
+    with cuda_connector(table, max_tokens=16, num_slots=1, settings=QUICK) as connector:
+        service = connector.service.native
+        service.hold(True)
+        out = torch.zeros(8, table.spec.embed_dim)
+        connector.wait(connector.request(make_batch(0)), out=out)
+        assert out.isnan().all()
+        service.hold(False)
+        wait_until(lambda: connector.stats()["late_answers"] == 1)
+        with pytest.raises(FetchTimeoutError):
+            connector.check()
+        for seed in range(1, 4):
+            batch = make_batch(seed)
+            assert same(connector.wait(connector.request(batch)), expected_rows(table, batch))
