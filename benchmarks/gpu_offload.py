@@ -216,23 +216,21 @@ def decode_batches(table: Table, num_requests: int, count: int) -> list[Batch]:
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """How a step's rows are had: from which table, and how a slot's rows come to the device."""
+    """How a step's rows are had: from which table, and whether a slot's are copied first."""
 
     table: Table
     rings: bool = False
-    consumer: str = "as chosen"
+    is_copied: bool = False
 
     @contextlib.contextmanager
     def chosen(self) -> Iterator[None]:
         """Makes the connector take slots' rows this way for a while."""
         from gramary.offload.cuda import take
 
-        before = (take.BROUGHT_FROM_ROWS, take.COPIED_FROM_ROWS)
-        many = 1 << 30
-        limits = {"in place": (many, many), "brought": (1, many), "copied": (1, 1)}
-        take.BROUGHT_FROM_ROWS, take.COPIED_FROM_ROWS = limits.get(self.consumer, before)
+        before = take.COPIED_FROM_ROWS
+        take.COPIED_FROM_ROWS = 1 if self.is_copied else before
         yield
-        take.BROUGHT_FROM_ROWS, take.COPIED_FROM_ROWS = before
+        take.COPIED_FROM_ROWS = before
 
 
 def print_service(name: str, connector: Connector) -> None:
@@ -405,10 +403,7 @@ def build(smoke: bool) -> Iterator[Case | MeasuredCase]:
         }
         more = {
             1: {"disk, doorbell": Way(disk)},
-            64: {
-                f"host, doorbell, {consumer}": Way(host, rings=True, consumer=consumer)
-                for consumer in ("in place", "copied")
-            },
+            64: {"host, doorbell, copied first": Way(host, rings=True, is_copied=True)},
         }
         for num_requests, others in more.items():
             case, closing = decode_case(ways | others, num_requests, parameters)

@@ -37,9 +37,7 @@ def soak(num_requests: int, num_processes: int, seed: int, requests_each: int) -
     for index in range(num_processes):
         plan = {"seed": seed + index, "num_requests": share, "requests_each": requests_each}
         command = [sys.executable, "-m", "benchmarks.soak_lane", json.dumps(plan)]
-        lanes.append(
-            subprocess.Popen(command, cwd=machine.ROOT, stdout=subprocess.PIPE, text=True)
-        )
+        lanes.append(subprocess.Popen(command, cwd=machine.ROOT, stdout=subprocess.PIPE, text=True))
     runs = []
     for index, lane in enumerate(lanes):
         said, _ = lane.communicate()

@@ -309,9 +309,7 @@ class Asker:
         history = torch.randint(
             spec.vocab_size, (len(lengths), spec.history_length), generator=generator
         )
-        return Batch(
-            tokens, starts, history=history, is_prefill=is_prefill, num_padding=padding
-        )
+        return Batch(tokens, starts, history=history, is_prefill=is_prefill, num_padding=padding)
 
 
 def main() -> None:

@@ -169,6 +169,7 @@ void bind_offload(nb::module_& m) {
     layout["version"] = kVersion;
     layout["max_layers"] = kMaxLayers;
     layout["parts"] = kParts;
+    layout["num_phases"] = state_of(1, Phase::idle);
     layout["region_header"] = sizeof(RegionHeader);
     layout["host_number"] = offsetof(RegionHeader, host_number);
     layout["stop"] = offsetof(RegionHeader, stop);

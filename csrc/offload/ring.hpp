@@ -17,12 +17,12 @@ namespace gramary::offload {
 //               its request complete
 //   service     waits until the slot's previous request was released, writes the rows, raising
 //               (host lane) `progress` as it goes, then the answer, then state: requested(n) ->
-//               published(n), then ready
+//               published(n) or failed(n), then ready
 //   watchdog    gives up by state: requested(n) -> abandoned(n), then ready, likewise only once
 //               the slot's previous request was released
-//   consumer    waits for ready, clears it, compares answer.number with n, takes the rows,
+//   consumer    waits for ready, clears it, compares the state with published(n), takes the rows,
 //               then (behind the last layer) writes released = n; a consumer that copies rows
-//               first may do so part by part behind `progress`, and judges them by the answer
+//               first may do so part by part behind `progress`, and judges them by the state
 // Whoever wins the swap raises `progress` to its end, then `ready`, so that ready is raised once a
 // request, and an answer that comes after its request was given up wakes nobody. Progress carries
 // the request's number and only grows: what is left of an older request, or comes late, never
@@ -36,10 +36,16 @@ inline constexpr std::uint64_t kMagic = 0x474E495259524D47;  // "GMRYRING", litt
 inline constexpr std::uint32_t kVersion = 2;
 inline constexpr std::size_t kLine = 64;
 
-enum class Phase : std::uint64_t { idle = 0, requested = 1, published = 2, abandoned = 3 };
+enum class Phase : std::uint64_t {
+    idle = 0,
+    requested = 1,
+    published = 2,
+    failed = 3,
+    abandoned = 4,
+};
 
 constexpr std::uint64_t state_of(std::uint64_t number, Phase phase) noexcept {
-    return number << 2 | static_cast<std::uint64_t>(phase);
+    return number << 3 | static_cast<std::uint64_t>(phase);
 }
 
 // Parts of a request's rows that progress is told by.

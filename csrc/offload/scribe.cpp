@@ -30,7 +30,8 @@ void Scribe::publish(const Slot& slot, std::size_t layer, std::uint64_t number,
     answer.offset = told.offset;
     store_release(answer.number, number);
     if (outcome) count(Counter::failures, 1);
-    if (swap_state(state, state_of(number, Phase::requested), state_of(number, Phase::published))) {
+    const Phase settled = outcome ? Phase::failed : Phase::published;
+    if (swap_state(state, state_of(number, Phase::requested), state_of(number, settled))) {
         progressed(slot, layer, number, kParts);
         store_release(answer.ready, std::uint32_t{1});
     } else {

@@ -62,12 +62,17 @@ class ServiceState(enum.IntEnum):
 
 
 class Phase(enum.IntEnum):
-    """What has become of a request, in the two low bits of its state word."""
+    """What has become of a request, in the low bits of its state word."""
 
     IDLE = 0
     REQUESTED = 1
     PUBLISHED = 2
-    ABANDONED = 3
+    FAILED = 3
+    ABANDONED = 4
+
+
+# A state word is a number times this, and a phase.
+NUM_PHASES = 8
 
 
 class Failure(enum.IntEnum):
@@ -82,7 +87,7 @@ class Failure(enum.IntEnum):
 
 def state_of(number: int, phase: Phase) -> int:
     """Returns the state word of a request."""
-    return number << 2 | phase
+    return number * NUM_PHASES + phase
 
 
 def progress_of(number: int, part: int) -> int:

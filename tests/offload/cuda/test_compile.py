@@ -14,22 +14,21 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from gramary.codecs import Codec
-from gramary.offload.cuda.bring import bring_kernel
 from gramary.offload.cuda.flags import wait_kernel
 from gramary.offload.cuda.request import request_kernel
-from gramary.offload.cuda.take import settle_kernel, take_kernel
+from gramary.offload.cuda.take import _IN_PLACE, settle_kernel, take_kernel
 from gramary.ops._triton.tiles import Format, tile_for
 
 capability = int(sys.argv[1])
 TYPES = {"p_tokens": "*i32", "p_query_start_loc": "*i32", "scale": "fp32",
-         "p_out": "*bf16", "p_rows": "*i32"}
+         "p_out": "*bf16"}
 
 
 def compile_kernel(kernel, constants, num_warps=4):
     constants = {name: constants[name] for name in kernel.arg_names if name in constants}
     types = {name: "*i64" if name.startswith("p_") else "i64" for name in kernel.arg_names}
     types |= TYPES | {name: "constexpr" for name in constants}
-    aligned = [name for name in ("p_out", "p_rows") if name in kernel.arg_names]
+    aligned = [name for name in ("p_out",) if name in kernel.arg_names]
     attrs = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     source = ASTSource(
         kernel, signature={name: types[name] for name in kernel.arg_names}, constexprs=constants,
@@ -55,21 +54,18 @@ for num_layers in (0, 2):
         assert_fenced(ptx)
 for codec in (Codec("fp8", 160, 0.5), Codec("nvfp4", 160, 0.5)):
     form = Format.of(codec, torch.empty(1, 160, dtype=torch.bfloat16), 0)
-    for is_brought, is_stream in ((False, True), (True, False)):
-        tile = tile_for(1).constants(form)
-        flags = {"IS_STREAM": is_stream, "HAS_IDS": is_stream, "IS_BROUGHT": is_brought,
+    for is_copied, is_stream in ((False, True), (True, False)):
+        tile = (tile_for(1) if is_copied else _IN_PLACE).constants(form)
+        flags = {"IS_STREAM": is_stream, "HAS_IDS": is_stream, "IS_COPIED": is_copied,
                  "RELEASES": True}
         ptx = compile_kernel(take_kernel, flags | form.constants() | tile, tile["num_warps"])
-        if not is_brought:
+        if not is_copied:
             assert_fenced(ptx)
-            rows = ptx.index("ld.global.v2.b32" if codec.name == "fp8" else "ld.global.b32")
-            assert rows < ptx.index("ld.volatile"), "rows are read before the answer is looked at"
+            atomic = ptx.index("atom.")
+            assert "ld.volatile" not in ptx[:atomic], "only the last program asks for the answer"
 for checks in (True, False):
     flags = {"IS_STREAM": True, "CHECKS": checks, "RELEASES": True}
     assert_fenced(compile_kernel(settle_kernel, flags, 1))
-ptx = compile_kernel(bring_kernel, {"IS_STREAM": True, "RELEASES": True, "BU": 256})
-assert_fenced(ptx)
-assert "ld.global.v4.b32" in ptx, "16 bytes a thread"
 assert "ld.volatile" in compile_kernel(wait_kernel, {}, 1)
 print("compiled")
 """

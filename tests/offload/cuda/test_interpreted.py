@@ -38,16 +38,12 @@ def table() -> Iterator[Table]:
         yield opened
 
 
-@pytest.fixture(params=["in place", "brought", "copied"])
+@pytest.fixture(params=["in place", "copied"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Rows are read in place over the bus, or brought first, by a kernel or the copy engine."""
+    """Rows are read in place over the bus, or copied first."""
     pytest.importorskip("triton")
-    many = 1 << 30
-    brought, copied = {"in place": (many, many), "brought": (1, many), "copied": (1, 1)}[
-        request.param
-    ]
-    monkeypatch.setattr("gramary.offload.cuda.take.BROUGHT_FROM_ROWS", brought)
-    monkeypatch.setattr("gramary.offload.cuda.take.COPIED_FROM_ROWS", copied)
+    rows = 1 if request.param == "copied" else 1 << 30
+    monkeypatch.setattr("gramary.offload.cuda.take.COPIED_FROM_ROWS", rows)
     return str(request.param)
 
 
@@ -319,9 +315,7 @@ def test_order_under_random_delays_with_tensors_refilled_in_place(
     """Behaviour 28: what a replay does, step by step: the same tensors, new tokens every time."""
     lengths = (1,) * 32
     step = make_batch(0, lengths=lengths, prefill=False)
-    with cuda_connector(
-        table, max_tokens=64, num_slots=num_slots, settings=PATIENT
-    ) as connector:
+    with cuda_connector(table, max_tokens=64, num_slots=num_slots, settings=PATIENT) as connector:
         connector.service.native.set_script(max_delay_us=2000, seed=num_slots)
         pending = []
         for seed in range(6):
@@ -332,7 +326,8 @@ def test_order_under_random_delays_with_tensors_refilled_in_place(
                 assert same(connector.wait(ticket), expected_rows(table, oldest))
             new = make_batch(100 + seed, lengths=lengths, prefill=False)
             step.token_ids.copy_(new.token_ids)
-            assert step.history is not None and new.history is not None
+            assert step.history is not None
+            assert new.history is not None
             step.history.copy_(new.history)
             assert same(connector.wait(connector.request(step)), expected_rows(table, new))
         connector.check()
@@ -341,8 +336,7 @@ def test_order_under_random_delays_with_tensors_refilled_in_place(
 def test_a_large_prompt_is_copied_part_by_part_behind_its_progress(
     cuda_connector: Make, table: Table, streams: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, rows in (("take.BROUGHT_FROM_ROWS", 1), ("take.COPIED_FROM_ROWS", 1)):
-        monkeypatch.setattr(f"gramary.offload.cuda.{name}", rows)
+    monkeypatch.setattr("gramary.offload.cuda.take.COPIED_FROM_ROWS", 1)
     monkeypatch.setattr("gramary.offload.cuda.bring._ROWS_A_COPY", 8)
     waited: list[tuple[int, int]] = []
     wait = streams.wait  # type: ignore[attr-defined]
@@ -369,7 +363,6 @@ def test_a_large_prompt_is_copied_part_by_part_behind_its_progress(
 def test_a_request_given_up_lets_go_of_a_stream_that_waits_for_its_progress(
     cuda_connector: Make, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gramary.offload.cuda.take.BROUGHT_FROM_ROWS", 1)
     monkeypatch.setattr("gramary.offload.cuda.take.COPIED_FROM_ROWS", 1)
     with cuda_connector(table, max_tokens=16, num_slots=1, settings=QUICK) as connector:
         service = connector.service.native

@@ -50,14 +50,10 @@ def cuda_table() -> Iterator[Table]:
         yield opened
 
 
-@pytest.fixture(params=["in place", "brought", "copied"])
+@pytest.fixture(params=["in place", "copied"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    many = 1 << 30
-    brought, copied = {"in place": (many, many), "brought": (1, many), "copied": (1, 1)}[
-        request.param
-    ]
-    monkeypatch.setattr("gramary.offload.cuda.take.BROUGHT_FROM_ROWS", brought)
-    monkeypatch.setattr("gramary.offload.cuda.take.COPIED_FROM_ROWS", copied)
+    rows = 1 if request.param == "copied" else 1 << 30
+    monkeypatch.setattr("gramary.offload.cuda.take.COPIED_FROM_ROWS", rows)
 
 
 @pytest.fixture(params=["memory operations", "tiny kernels"])

@@ -19,20 +19,18 @@ _ANSWER_FILE = tl.constexpr(ring.ANSWER_FILE)
 _ANSWER_OFFSET = tl.constexpr(ring.ANSWER_OFFSET)
 _READY = tl.constexpr(ring.READY)
 _RELEASED = tl.constexpr(ring.RELEASED)
+_NUM_PHASES = tl.constexpr(ring.NUM_PHASES)
 _PUBLISHED = tl.constexpr(int(ring.Phase.PUBLISHED))
 
 
 @triton.jit
-def is_answered(answer, state, number):
-    """Whether the rows in the slot are those of request `number`.
+def is_answered(state, number):
+    """Whether the rows in the slot are those of request `number`: one word, read anew.
 
-    The state word settles whose turn it was: an answer that comes after its request was given up
-    has the right number and is void.
+    Every warp that reads a word over the bus waits for its own answer, and those that read the
+    same word wait for each other: one small program reads it, once.
     """
-    answered = load_int64(answer + _ANSWER_NUMBER)
-    failure = load_int32(answer + _ANSWER_FAILURE)
-    settled = load_int64(state)
-    return (answered == number) & (failure == 0) & (settled == number * 4 + _PUBLISHED)
+    return load_int64(state) == number * _NUM_PHASES + _PUBLISHED
 
 
 @triton.jit

@@ -26,6 +26,7 @@ _NUMBER = tl.constexpr(ring.SLOT_NUMBER)
 _NUM_TOKENS = tl.constexpr(ring.SLOT_NUM_TOKENS)
 _STATES = tl.constexpr(ring.SLOT_STATES)
 _REQUESTED = tl.constexpr(int(ring.Phase.REQUESTED))
+_NUM_PHASES = tl.constexpr(ring.NUM_PHASES)
 
 _BLOCK_TOKENS = 8
 
@@ -65,7 +66,7 @@ def request_kernel(
             tl.store(p_counter, number)
             store_int64(header + _NUM_TOKENS, tl.cast(T, tl.int64))
             for i_l in tl.static_range(NUM_LAYERS):
-                store_int64(header + _STATES + 8 * i_l, number * 4 + _REQUESTED)
+                store_int64(header + _STATES + 8 * i_l, number * _NUM_PHASES + _REQUESTED)
             # Whoever reads the number finds ids and states of all layers behind it.
             store_int64(header + _NUMBER, behind_fence(number))
 

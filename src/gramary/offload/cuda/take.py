@@ -1,9 +1,9 @@
 """A layer's rows, taken out of a slot by the GPU behind the wait for its flag.
 
-A small batch is read in place, over the bus, in one launch that also checks the answer, lowers the
-flag and, behind the last layer, writes the released number. Larger ones are brought to device
-memory first (`bring`) and decoded there. An answer that is not this request's, or a failure, makes
-the whole result NaN.
+A small batch is read in place, over the bus, in one launch: its last program looks at the answer,
+lowers the flag and, behind the last layer, writes the released number. A large one is copied to
+device memory first (`bring`) and judged before it is decoded. An answer that is not this request's,
+or a failure, makes the whole result NaN.
 """
 
 from __future__ import annotations
@@ -14,18 +14,28 @@ import triton.language as tl
 
 from gramary.codecs import Codec
 from gramary.offload.cuda.answers import is_answered, keep_failure, lower_flag
-from gramary.offload.cuda.bring import bring_by_copies, bring_by_kernel
+from gramary.offload.cuda.bring import bring_rows
 from gramary.offload.cuda.slots import DeviceSlot
 from gramary.offload.cuda.streams import Streams
 from gramary.offload.cuda.words import is_last_program
 from gramary.ops._triton.rows import WRONG_ROW, ZERO_ROW, load_rows, store_rows
-from gramary.ops._triton.tiles import Format, tile_for
+from gramary.ops._triton.tiles import Format, Tile, tile_for
 from gramary.ops.extents import Extents
 
-# Rows from which on they are brought by a kernel of its own, and from which on by the copy engine:
-# a kernel that reads over the bus holds its multiprocessors meanwhile.
-BROUGHT_FROM_ROWS = 256
+# Rows from which on they are copied first: a kernel that reads over the bus holds its
+# multiprocessors meanwhile.
 COPIED_FROM_ROWS = 4096
+
+# One warp a program, since each warp of the last one asks for the answer over the bus.
+_IN_PLACE = Tile(rows=4, lanes=32, num_warps=1)
+
+
+@triton.jit
+def poison_rows(i_out, p_out, scale, CODEC: tl.constexpr, DIM: tl.constexpr, BITS: tl.constexpr,
+                BR: tl.constexpr, BE: tl.constexpr, ALIGN: tl.constexpr):  # fmt: skip
+    """Makes rows i_out [BR] of the result NaN; a row below 0 is not written."""
+    wrong = load_rows(i_out * 0 + WRONG_ROW, CODEC, DIM, BITS, BE, ALIGN)
+    store_rows(wrong, p_out, i_out, scale, CODEC, DIM, BR, BE)
 
 
 @triton.jit(do_not_specialize=["p_counter", "p_count", "p_verdict", "p_failure", "rows_address",
@@ -38,12 +48,12 @@ def take_kernel(
     state_address: tl.int64, header_address: tl.int64,
     N: tl.int64, given_number: tl.int64, i_layer: tl.int64,
     device_address: tl.int64, device_first: tl.int64, device_end: tl.int64, scale,
-    IS_STREAM: tl.constexpr, HAS_IDS: tl.constexpr, IS_BROUGHT: tl.constexpr,
+    IS_STREAM: tl.constexpr, HAS_IDS: tl.constexpr, IS_COPIED: tl.constexpr,
     RELEASES: tl.constexpr,
     ROW_BYTES: tl.constexpr, CODEC: tl.constexpr, DIM: tl.constexpr, BITS: tl.constexpr,
     ALIGN: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
-    """Decodes BR rows a program, out of the slot, what was brought of it, or device rows."""
+    """Decodes BR rows a program, out of the slot or its copy, or out of device rows."""
     i_row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     m_row = i_row < N
     address = tl.cast(rows_address, tl.int64) + i_row * ROW_BYTES
@@ -55,26 +65,26 @@ def take_kernel(
         address = tl.where(in_device, own, address)
         address = tl.where(row_ids < 0, tl.where(row_ids < -1, WRONG_ROW, ZERO_ROW), address)
     address = tl.where(m_row, address, ZERO_ROW)
-    # Read before the answer is looked at: both are under way together.
     chunks = load_rows(address, CODEC, DIM, BITS, BE, ALIGN)
-    answer = tl.cast(answer_address, tl.int64)
-    number = tl.load(p_counter) if IS_STREAM else tl.cast(given_number, tl.int64)
-    if IS_BROUGHT:
-        is_good = tl.load(p_verdict) != 0
-    else:
-        is_good = is_answered(answer, tl.cast(state_address, tl.int64), number)
     i_out = tl.where(m_row, i_row, -1)
-    if is_good:
-        store_rows(chunks, p_out, i_out, scale, CODEC, DIM, BR, BE)
+    if IS_COPIED:
+        if tl.load(p_verdict) != 0:
+            store_rows(chunks, p_out, i_out, scale, CODEC, DIM, BR, BE)
+        else:
+            poison_rows(i_out, p_out, scale, CODEC, DIM, BITS, BR, BE, ALIGN)
     else:
-        nowhere = i_row * 0 + WRONG_ROW
-        wrong = load_rows(nowhere, CODEC, DIM, BITS, BE, ALIGN)
-        store_rows(wrong, p_out, i_out, scale, CODEC, DIM, BR, BE)
-    if not IS_BROUGHT:
+        # As if all were well; the last program, which sees what the others wrote, judges.
+        store_rows(chunks, p_out, i_out, scale, CODEC, DIM, BR, BE)
         if is_last_program(p_count):
-            if is_good == 0:
+            answer, header = tl.cast(answer_address, tl.int64), tl.cast(header_address, tl.int64)
+            number = tl.load(p_counter) if IS_STREAM else tl.cast(given_number, tl.int64)
+            if is_answered(tl.cast(state_address, tl.int64), number) == 0:
                 keep_failure(p_failure, answer, number, i_layer)
-            lower_flag(answer, tl.cast(header_address, tl.int64), number, RELEASES)
+                for i_block in range(tl.num_programs(0)):
+                    i_bad = tl.arange(0, BR).to(tl.int64) + i_block * BR
+                    i_bad = tl.where(i_bad < N, i_bad, -1)
+                    poison_rows(i_bad, p_out, scale, CODEC, DIM, BITS, BR, BE, ALIGN)
+            lower_flag(answer, header, number, RELEASES)
 
 
 @triton.jit(do_not_specialize=["p_counter", "p_verdict", "p_failure", "answer_address",
@@ -89,7 +99,7 @@ def settle_kernel(
     number = tl.load(p_counter) if IS_STREAM else tl.cast(given_number, tl.int64)
     answer = tl.cast(answer_address, tl.int64)
     if CHECKS:
-        is_good = is_answered(answer, tl.cast(state_address, tl.int64), number)
+        is_good = is_answered(tl.cast(state_address, tl.int64), number)
         tl.store(p_verdict, is_good.to(tl.int64))
         if is_good == 0:
             keep_failure(p_failure, answer, number, i_layer)
@@ -120,17 +130,20 @@ def take_rows(
         releases: whether the slot may be overwritten once these rows are taken.
     """
     num_rows = out.numel() // codec.output_width(out.dtype)
-    is_brought = num_rows >= BROUGHT_FROM_ROWS
+    is_copied = num_rows >= COPIED_FROM_ROWS
     has_ids = slot.is_stream or extents.device_rows is not None
     rows_address, ids_address = slot.rows_address(layer), slot.known_ids_address(layer)
-    if not is_brought:
-        streams.wait(slot.ready_address(layer), 1)
-    else:
-        rows, ids = bring(slot, layer, number, num_rows, streams, has_ids, releases=releases)
+    if is_copied:
+        rows = bring_rows(slot, layer, number, num_rows, streams)
         rows_address = rows.data_ptr()
-        ids_address = ids_address if ids is None else ids.data_ptr()
+        if has_ids and not slot.is_stream:
+            ids = slot.copy_of_ids(layer, num_rows)
+            ids_address = ids.data_ptr()
+        settle(slot, layer, number, checks=True, releases=releases)
+    else:
+        streams.wait(slot.ready_address(layer), 1)
     form = Format.of(codec, out, rows_address | extents.device_address)
-    tile = tile_for(num_rows)
+    tile = tile_for(num_rows) if is_copied else _IN_PLACE
     take_kernel[(max(1, triton.cdiv(num_rows, tile.rows)),)](
         out.view(form.out_dtype),
         slot.counter,
@@ -151,43 +164,11 @@ def take_rows(
         form.scale,
         IS_STREAM=slot.is_stream,
         HAS_IDS=has_ids,
-        IS_BROUGHT=is_brought,
+        IS_COPIED=is_copied,
         RELEASES=releases,
         **form.constants(),
         **tile.constants(form),
     )
-
-
-def bring(
-    slot: DeviceSlot,
-    layer: int,
-    number: int,
-    num_rows: int,
-    streams: Streams,
-    has_ids: bool,
-    *,
-    releases: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Brings a layer's rows, and the ids that lie beside them, and settles its answer.
-
-    Returns:
-        The encoded rows and, where the consumer needs them from the slot, the ids.
-    """
-    ids = None
-    is_copied = num_rows >= COPIED_FROM_ROWS
-    if not is_copied or slot.is_stream:
-        streams.wait(slot.ready_address(layer), 1)
-    if is_copied:
-        rows = bring_by_copies(slot, layer, number, num_rows, streams)
-        if not slot.is_stream:
-            streams.wait(slot.ready_address(layer), 1)
-    if has_ids and not slot.is_stream:
-        ids = slot.copy_of_ids(layer, num_rows)
-    if is_copied:
-        settle(slot, layer, number, checks=True, releases=releases)
-    else:
-        rows = bring_by_kernel(slot, layer, number, num_rows, releases=releases)
-    return rows, ids
 
 
 def settle(
