@@ -257,7 +257,7 @@ def probe_placements(settings: Settings) -> Iterator[Finding]:
         free = room.free_bytes(locking=locking)
         yield Finding(section, "host", YES, f"up to {format_bytes(free)}")
     yield Finding(section, "disk", YES, "any table; rows are read in place from its files")
-    yield _describe_sharing(section, Path("/dev/shm"))
+    yield _describe_sharing(section, Path(settings.share_folder))
 
 
 def _describe_sharing(section: str, folder: Path) -> Finding:
