@@ -31,6 +31,20 @@ def load_blocks(p_row, m_row, H: tl.constexpr, BH: tl.constexpr, NB: tl.constexp
 
 
 @triton.jit
+def load_row(
+    o_t, last, p_key, p_residual, p_value, key_stride, value_stride, i_s,
+    S: tl.constexpr, H: tl.constexpr, BH: tl.constexpr, NB: tl.constexpr,
+):  # fmt: skip
+    """The blocks of key, residual and value of tokens o_t [BT] below `last`, of stream i_s."""
+    m_t = o_t < last
+    row = o_t.to(tl.int64)
+    k = load_blocks(p_key + row * key_stride + i_s * H, m_t, H, BH, NB)
+    q = load_blocks(p_residual + row * (S * H) + i_s * H, m_t, H, BH, NB)
+    v = load_blocks(p_value + row * value_stride, m_t, H, BH, NB)
+    return k, q, v
+
+
+@triton.jit
 def load_weights(p_weight, H: tl.constexpr, BH: tl.constexpr, NB: tl.constexpr):
     """The NB blocks [1, BH] of the norm weight [H] at p_weight; zero beyond H."""
     blocks = ()
@@ -88,33 +102,39 @@ def gate_kernel(
     p_query_start_loc, p_slot_ids, p_num_seqs, p_num_tokens, p_scratch,
     key_stride, value_stride, num_slots, T, R, flags_at, eps,
     S: tl.constexpr, H: tl.constexpr, STATE_LENGTH: tl.constexpr,
-    BT: tl.constexpr, STRIDE: tl.constexpr, BH: tl.constexpr, NB: tl.constexpr,
-    PDL: tl.constexpr,
+    BT: tl.constexpr, BH: tl.constexpr, NB: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Writes g and r of STRIDE tokens of one stream, BT at a time, and which are body tokens.
+    """Writes g and r of some tokens of one stream, BT at a time, and which are body tokens.
 
-    A body token has all its taps inside this run: it is of a live request and at least
-    STATE_LENGTH tokens behind that request's first one.
+    The programs of a stream share the live tokens evenly, so that few of them are spread too. A
+    body token has all its taps inside this run: it is of a live request and at least STATE_LENGTH
+    tokens behind that request's first one.
     """
     if PDL:
         take_turn()
     i_s = tl.program_id(0) % S
-    first = tl.program_id(0) // S * STRIDE
     num_seqs = load_count(p_num_seqs, R)
     num_tokens = load_count(p_num_tokens, T)
+    share = tl.cdiv(tl.cdiv(num_tokens, tl.num_programs(0) // S), BT) * BT
+    first = tl.program_id(0) // S * share
     if first >= num_tokens:
         return
     w_k = load_weights(p_k_norm + i_s * H, H, BH, NB)
     w_q = load_weights(p_q_norm + i_s * H, H, BH, NB)
-    for base in range(first, tl.minimum(first + STRIDE, num_tokens), BT):
+    last = tl.minimum(first + share, num_tokens)
+    o_t = first + tl.arange(0, BT)
+    k, q, v = load_row(o_t, last, p_key, p_residual, p_value, key_stride, value_stride, i_s,
+                       S, H, BH, NB)  # fmt: skip
+    for base in range(first, last, BT):
+        # The next token's rows are on their way while this one's are reduced.
+        next_k, next_q, next_v = load_row(
+            base + BT + tl.arange(0, BT), last, p_key, p_residual, p_value, key_stride,
+            value_stride, i_s, S, H, BH, NB,
+        )  # fmt: skip
         o_t = base + tl.arange(0, BT)
-        m_t = o_t < num_tokens
+        m_t = o_t < last
         row = o_t.to(tl.int64)
-        k = load_blocks(p_key + row * key_stride + i_s * H, m_t, H, BH, NB)
-        q = load_blocks(p_residual + row * (S * H) + i_s * H, m_t, H, BH, NB)
-        v = load_blocks(p_value + row * value_stride, m_t, H, BH, NB)
         if i_s == 0:
-            # Looked up while the rows above are on their way.
             i_r = find_request(o_t, m_t, p_query_start_loc, num_seqs)
             begin = tl.load(p_query_start_loc + i_r, mask=m_t, other=0)
             end = tl.load(p_query_start_loc + i_r + 1, mask=m_t, other=0)
@@ -126,3 +146,6 @@ def gate_kernel(
         p_gates = p_scratch.to(tl.pointer_type(tl.float32)) + (row * S + i_s) * 2
         tl.store(p_gates, g.to(tl.float32), mask=m_t)
         tl.store(p_gates + 1, r, mask=m_t)
+        k = next_k
+        q = next_q
+        v = next_v

@@ -38,17 +38,7 @@ def step_kernel(
     begin, end, slot, is_live = load_request(
         i_r, p_query_start_loc, p_slot_ids, num_seqs, num_tokens, num_slots
     )
-    padding = tl.load(p_query_start_loc + num_seqs)
-    is_run = is_live & (end - begin <= SHORT)
-    last = tl.where(is_run, end, begin)
-    p_slot = p_state + slot * slot_stride + o_s
-    column = (start % CAPACITY).to(tl.int32)
-
-    # A token's rows are asked for before the token ahead of it is computed, and the first one's
-    # before anything else.
-    row = tl.full([1], 0, tl.int64) + begin
-    k, q, v = load_rows(p_key + row * key_stride + o_s, p_residual + row * C + o_s,
-                        p_value + row * value_stride, row < last, H, BH, NB)  # fmt: skip
+    # Weights come while the numbers above are on their way, which the rows must wait for.
     w_k = load_weights(p_k_norm + o_s, H, BH, NB)
     w_q = load_weights(p_q_norm + o_s, H, BH, NB)
     w_u = load_weights(p_u_norm + o_s, H, BH, NB)
@@ -56,6 +46,16 @@ def step_kernel(
     for i in tl.static_range(NB):
         o_tap = i * BH + tl.arange(0, BH)
         taps = taps + (load_taps(p_conv_weight, o_s + o_tap, o_tap < H, K),)
+    padding = tl.load(p_query_start_loc + num_seqs)
+    is_run = is_live & (end - begin <= SHORT)
+    last = tl.where(is_run, end, begin)
+    p_slot = p_state + slot * slot_stride + o_s
+    column = (start % CAPACITY).to(tl.int32)
+
+    # A token's rows are asked for before the token ahead of it is computed.
+    row = tl.full([1], 0, tl.int64) + begin
+    k, q, v = load_rows(p_key + row * key_stride + o_s, p_residual + row * C + o_s,
+                        p_value + row * value_stride, row < last, H, BH, NB)  # fmt: skip
     if SHORT == 1:
         if begin < last:
             history = load_history(p_slot, column, start, C, K, DILATION, CAPACITY, H, BH, NB)

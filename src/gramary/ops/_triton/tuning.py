@@ -26,7 +26,7 @@ class Tuning:
         step_warps: warps of its programs.
         step_registers: most registers of its threads, or None.
         gate_tokens: tokens that a program of the gates has at a time.
-        gate_stride: tokens that it has in all.
+        gate_share: tokens that it has in all, when the batch is as large as planned.
         gate_block: channels in one block of a row.
         gate_warps: warps of its programs.
         conv_channels: channels along which a chain of tokens is walked.
@@ -44,7 +44,7 @@ class Tuning:
     step_warps: int
     step_registers: int | None
     gate_tokens: int
-    gate_stride: int
+    gate_share: int
     gate_block: int
     gate_warps: int
     conv_channels: int
@@ -73,10 +73,9 @@ class Tuning:
             ),
             "gate_kernel": Launch(
                 self.gate_warps,
-                ceil_div(caps.max_tokens, self.gate_stride) * S,
+                ceil_div(caps.max_tokens, self.gate_share) * S,
                 {
                     "BT": self.gate_tokens,
-                    "STRIDE": self.gate_stride,
                     "BH": self.gate_block,
                     "NB": ceil_div(H, self.gate_block),
                 },
@@ -104,17 +103,17 @@ class Tuning:
         H = caps.hidden_size
         has_drafts = caps.max_speculative_tokens > 0
         is_large = caps.max_tokens >= 4096
-        # Drafts keep the weights of a row in registers from one to the next: more threads.
-        step_warps = min(power_of_two(ceil_div(H, 384 if has_drafts else 768)), 32)
+        step_warps = min(power_of_two(ceil_div(H, 384)), 32)
         conv_channels = block_of(H, 256 if is_large else 512)
         tuning = cls(
-            step_block=max((64 if has_drafts else 256) * step_warps, 128),
+            # Drafts keep the weights of a row in registers from one to the next.
+            step_block=max((64 if has_drafts else 128) * step_warps, 128),
             step_warps=step_warps,
             step_registers=128 if has_drafts and step_warps <= 16 else None,
             gate_tokens=1,
-            gate_stride=1 if is_large else 4,
+            gate_share=16 if is_large else 1,
             gate_block=block_of(H, 512),
-            gate_warps=4,
+            gate_warps=min(power_of_two(ceil_div(H, 1280 if is_large else 640)), 16),
             conv_channels=conv_channels,
             conv_tokens=32 if is_large else 8,
             conv_unroll=8 if is_large else 4,
@@ -130,7 +129,7 @@ class Tuning:
     def few_programs(self) -> Tuning:
         """Returns choices for Triton's interpreter, which runs one program after another."""
         return dataclasses.replace(
-            self, gate_tokens=16, gate_stride=16, conv_tokens=16, conv_unroll=1
+            self, gate_tokens=16, gate_share=16, conv_tokens=16, conv_unroll=1
         )
 
 
