@@ -32,7 +32,7 @@ void RowService::start() {
 void RowService::stop() {
     // Once stopped, the regions may be gone.
     if (!runner_.joinable()) return;
-    for (Tenant& tenant : tenants_) store_release(tenant.region.header->stop, std::uint32_t{1});
+    for (Tenant& tenant : tenants_) tenant.ask_to_stop();
     runner_.join();
     pool_.stop();
 }

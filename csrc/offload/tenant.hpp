@@ -23,6 +23,10 @@ struct Tenant {
     void set_state(ServiceState state) noexcept {
         store_release(region.header->service_state, static_cast<std::uint32_t>(state));
     }
+    // Of a tenant that was left already, the memory may be gone.
+    void ask_to_stop() noexcept {
+        if (num_lanes.load() > 0) store_release(region.header->stop, std::uint32_t{1});
+    }
     void leave() noexcept {
         if (num_lanes.fetch_sub(1) == 1) set_state(ServiceState::stopped);
     }

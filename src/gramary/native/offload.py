@@ -95,6 +95,11 @@ class ServiceSpan:
     begin_ns: int
     end_ns: int
 
+    @classmethod
+    def of(cls, kind: int, lane: int, number: int, begin_ns: int, end_ns: int) -> ServiceSpan:
+        """Returns a span of the core's numbers."""
+        return cls(_SPAN_KINDS[kind], _LANES[lane], number, begin_ns, end_ns)
+
 
 _SPAN_KINDS = ("wait_previous_request", "gather", "read_disk", "publish")
 _LANES = ("host", "stream")
@@ -143,10 +148,12 @@ class RowService:
 
     def take_spans(self) -> list[ServiceSpan]:
         """Returns the spans kept since the last call, and forgets them."""
-        return [
-            ServiceSpan(_SPAN_KINDS[kind], _LANES[lane], number, begin, end)
-            for kind, lane, number, begin, end in self._core.take_spans()
-        ]
+        return [ServiceSpan.of(*span) for span in self.take_raw_spans()]
+
+    def take_raw_spans(self) -> list[tuple[int, int, int, int, int]]:
+        """Returns the same as numbers, for `ServiceSpan.of` in another process."""
+        spans: list[tuple[int, int, int, int, int]] = self._core.take_spans()
+        return spans
 
     def hold(self, held: bool) -> None:
         """For tests: keeps every answer back until let go."""

@@ -57,6 +57,8 @@ class Connector:
         max_tokens: most tokens of a batch, padding included.
         num_slots: results of the host lane that may be under way at once.
         worker: where the service runs: "thread" (in this process) or "process" (its own).
+        server: address of a `RowServer`, whose worker process serves this connector beside those
+            of other ranks; with worker="process".
         prefill_early_request: False sends prompt-only batches down the stream lane too.
         settings: None takes them from the environment; `poll`, `num_threads`,
             `request_timeout_s` and `force_doorbell` are used.
@@ -75,6 +77,7 @@ class Connector:
         max_tokens: int,
         num_slots: int = 2,
         worker: Literal["thread", "process"] = "thread",
+        server: str | None = None,
         prefill_early_request: bool = True,
         settings: Settings | None = None,
     ) -> None:
@@ -82,6 +85,10 @@ class Connector:
         require_one_device(self._tables)
         if worker not in ("thread", "process"):
             raise ArgumentError(f"worker: expected 'thread' or 'process', got {worker!r}")
+        if server is not None and worker != "process":
+            raise ArgumentError(
+                f"server: expected worker='process' beside it, got worker={worker!r}"
+            )
         settings = settings or Settings.from_env()
         # Nothing to close until the end of this method.
         self._is_closed = True
@@ -97,7 +104,7 @@ class Connector:
         self._spans = SpanLog("engine")
         self._region = make_region(shape, self._tables[0].device)
         try:
-            self._service = start_service(worker, self._region, self._tables, settings)
+            self._service = start_service(worker, self._region, self._tables, settings, server)
             try:
                 self._side = make_side(
                     self._region, self._service, self._tables, settings, self._spans

@@ -1,110 +1,123 @@
-"""The row service in a process of its own: started, watched and stopped by the engine.
-
-The worker inherits descriptors: of the shared region, of the host tiers' memory (so that there is
-no second copy of a row), and of a description of the tables. It opens the disk tiers' files by
-itself, runs `python -m gramary.offload.worker`, and ends with its engine.
-"""
+"""The row service in a process of its own, as the engine that it serves sees it."""
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import json
 import os
+import socket
 import subprocess
-import sys
+import threading
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from gramary.errors import RowFetchError
-from gramary.offload import ring
+from gramary.offload import channel
+from gramary.offload.description import describe
 from gramary.offload.region import Region
-from gramary.offload.service import Service
-from gramary.settings import Settings, inherited_environment
+from gramary.offload.server import RowServer
+from gramary.offload.service import Service, spans_from
+from gramary.settings import Settings
 from gramary.table import Table
-from gramary.tiers.disk import DiskTier
-from gramary.tiers.host import HostTier
 from gramary.tracing import Span
 
 START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 5.0
-
-# Variables that the worker keeps: it needs no settings from them.
-_KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH")
+ANSWER_TIMEOUT_S = 5.0
 
 
 class ProcessService(Service):
-    """One worker process for one region; it dies with this process.
+    """A worker process that serves a region: its own, or a row server's that serves others too.
+
+    The worker gets descriptors of the region and of the host tiers' memory, so that there is no
+    second copy of a row, and opens the files of disk tiers by itself.
 
     Args:
         region: the shared memory to serve.
         tables: the layers' tables, open in this process; their host rows are mapped, not copied.
         settings: `poll`, `num_threads` and the disk reader's settings are passed on.
+        address: of a row server; None starts a worker for this region alone.
 
     Attributes:
-        process: the worker.
+        pid: the worker's process number.
 
     Raises:
-        RowFetchError: the worker ended while starting; the message holds what it said.
+        RowFetchError: the worker did not come up, or cannot serve this; the message says why.
     """
 
-    def __init__(self, region: Region, tables: Sequence[Table], settings: Settings) -> None:
+    def __init__(
+        self,
+        region: Region,
+        tables: Sequence[Table],
+        settings: Settings,
+        address: str | None = None,
+    ) -> None:
         self._region = region
+        self._turn = threading.Lock()
         self._is_stopped = False
-        self._said = ""
-        description, descriptors = describe(region, tables, settings)
-        config = memory_file("gramary-worker", json.dumps(description).encode())
+        self._why_gone: str | None = None
+        self._server = None if address else RowServer(1, settings=settings)
+        self._address = address or (self._server.address if self._server else "")
         try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "gramary.offload.worker", str(config)],
-                pass_fds=(config, *descriptors),
-                env=worker_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-            )
-        finally:
-            os.close(config)
-        self._await_start()
+            self._connection, self.pid = channel.connect(self._address, START_TIMEOUT_S)
+            try:
+                self._join(tables, settings)
+                self._await_start()
+            except BaseException:
+                self._connection.close()
+                raise
+        except BaseException as error:
+            self._close_server(error)
+            raise
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The worker, where it was started for this region alone."""
+        assert self._server is not None
+        return self._server.process
 
     def why_dead(self) -> str | None:
-        """Returns how the worker ended, with the end of what it said; None while it lives."""
+        """Returns how the worker ended, or why it does not serve; None while it does."""
         if self._is_stopped:
             return "the row service was stopped"
-        code = self.process.poll()
-        if code is None:
-            return None
-        said = self._last_words()
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        return f"worker process {self.process.pid} {how}" + (f": {said[-500:]}" if said else "")
+        with self._turn:
+            self._hear(waits=False)
+        if self._why_gone is None or self._server is None:
+            return self._why_gone
+        # Who started it can tell how it ended, once it has.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._server.process.wait(ANSWER_TIMEOUT_S)
+        return self._server.why_dead() or self._why_gone
 
     def trace(self, on: bool) -> None:
-        """Does nothing: what the worker does is not told."""
+        """Starts or ends the keeping of spans, of everybody that the worker serves."""
+        with contextlib.suppress(OSError):
+            self._connection.send(channel.TRACE_ON if on else channel.TRACE_OFF)
 
     def take_spans(self) -> list[Span]:
-        """Returns none."""
+        """Returns the spans kept since somebody's last call; none of a worker that is gone."""
+        with self._turn, contextlib.suppress(OSError):
+            self._connection.send(channel.SPANS)
+            return spans_from(self._hear(waits=True))
         return []
 
     def stop(self) -> None:
-        """Asks the worker to end, and ends it where it does not."""
+        """Leaves the worker, which lets go of the region; ends it where it has nobody else."""
         if self._is_stopped:
             return
-        self._region.ask_to_stop()
-        try:
-            self.process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
         self._is_stopped = True
-        if self.process.stderr is not None:
-            self.process.stderr.close()
+        # The worker has pages of its own: nothing has to be waited for.
+        self._region.ask_to_stop()
+        self._connection.close()
+        self._close_server(None)
 
-    def _last_words(self) -> str:
-        errors = self.process.stderr
-        if errors is None or errors.closed:
-            return ""
-        self._said += errors.read().decode(errors="replace")
-        return self._said.strip()
+    def _join(self, tables: Sequence[Table], settings: Settings) -> None:
+        description, descriptors = describe(self._region, tables, settings)
+        config = channel.memory_file("gramary-worker", json.dumps(description).encode())
+        try:
+            socket.send_fds(self._connection, [channel.JOIN], [config, *descriptors])
+        finally:
+            os.close(config)
+        self._connection.settimeout(ANSWER_TIMEOUT_S)
 
     def _await_start(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -113,61 +126,34 @@ class ProcessService(Service):
             if why is None and time.monotonic() < deadline:
                 time.sleep(0.002)
                 continue
-            self.stop()
-            raise RowFetchError(f"the row service did not start: {why or 'no sign of life'}")
+            why = why or f"worker process {self.pid} waits for other ranks (num_ranks)"
+            raise RowFetchError(f"the row service did not start: {why}")
 
+    def _hear(self, *, waits: bool) -> bytes:
+        """Takes the worker's next message, if there is one; returns the content of spans."""
+        if self._why_gone is not None:
+            return b""
+        heard = channel.receive(self._connection, waits=waits)
+        if heard is None:
+            return b""
+        message, descriptors = heard
+        if message.startswith(channel.REFUSE):
+            self._why_gone = message.removeprefix(channel.REFUSE).decode(errors="replace")
+        elif not message:
+            self._why_gone = f"worker process {self.pid} ended"
+        try:
+            return channel.read_memory_file(descriptors[0]) if descriptors else b""
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
 
-def describe(
-    region: Region, tables: Sequence[Table], settings: Settings
-) -> tuple[dict[str, Any], list[int]]:
-    """Returns what a worker must know, as JSON values, and the descriptors it inherits."""
-    descriptors = [region.descriptor]
-    layers = []
-    for table in tables:
-        layer: dict[str, Any] = {
-            "spec": dataclasses.asdict(table.spec),
-            "row_bytes": table.codec.row_bytes,
-            "is_sent_on": table.device.type == "cuda",
-        }
-        for tier in table.tiers:
-            extent: dict[str, Any] = {"first_row": tier.first_row, "num_rows": tier.num_rows}
-            if isinstance(tier, HostTier):
-                extent |= {"descriptor": tier.descriptor, "num_bytes": tier.nbytes}
-                descriptors.append(tier.descriptor)
-            elif isinstance(tier, DiskTier):
-                extent["layout"] = dataclasses.asdict(tier.layout)
-            else:
-                continue
-            layer[tier.name] = extent
-        layers.append(layer)
-    description = {
-        "version": ring.VERSION,
-        "parent": os.getpid(),
-        "region": {"descriptor": region.descriptor, "num_bytes": region.num_bytes},
-        "shape": dataclasses.asdict(region.ring.shape),
-        "layers": layers,
-        "settings": dataclasses.asdict(settings),
-    }
-    return description, descriptors
-
-
-def memory_file(name: str, content: bytes) -> int:
-    """Returns a descriptor of an anonymous file with this content, at its start."""
-    descriptor = os.memfd_create(name)
-    try:
-        os.write(descriptor, content)
-        os.lseek(descriptor, 0, os.SEEK_SET)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def worker_environment() -> dict[str, str]:
-    """Returns the worker's environment: little, no GPU, and this process's import path."""
-    kept = inherited_environment(_KEPT_VARIABLES)
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    return {**kept, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
+    def _close_server(self, error: BaseException | None) -> None:
+        if self._server is None:
+            return
+        why = self._server.why_dead()
+        self._server.close()
+        if isinstance(error, RowFetchError) and why and why not in str(error):
+            raise RowFetchError(f"the row service did not start: {why}") from error
 
 
 __all__ = ["ProcessService"]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import abc
+import struct
 
 from gramary.machine import usable_cpus
 from gramary.native.offload import RowService, ServiceSpan, StoreArguments, Tenant
 from gramary.offload.region import Region
 from gramary.settings import Settings
 from gramary.tracing import Span
+
+# A span as a worker process sends it: kind, lane, number, begin, end.
+RAW_SPAN = struct.Struct("<5q")
 
 
 class Service(abc.ABC):
@@ -79,6 +83,11 @@ def span_of(span: ServiceSpan) -> Span:
 
 # More threads than this gather no faster: the memory is busy.
 MAX_THREADS = 8
+
+
+def spans_from(content: bytes) -> list[Span]:
+    """Returns the spans that a worker process sent: five 64-bit numbers each."""
+    return [span_of(ServiceSpan.of(*numbers)) for numbers in RAW_SPAN.iter_unpack(content)]
 
 
 def num_service_threads(settings: Settings) -> int:

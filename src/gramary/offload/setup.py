@@ -50,11 +50,15 @@ def make_region(shape: RingShape, device: torch.device) -> Region:
 
 
 def start_service(
-    kind: str, region: Region, tables: Sequence[Table], settings: Settings
+    kind: str,
+    region: Region,
+    tables: Sequence[Table],
+    settings: Settings,
+    server: str | None = None,
 ) -> Service:
     """Returns a running service for the tables."""
     if kind == "process":
-        return ProcessService(region, tables, settings)
+        return ProcessService(region, tables, settings, server)
     return ThreadService(region, tuple(store_arguments(table) for table in tables), settings)
 
 

@@ -1,123 +1,180 @@
-"""The worker process: `python -m gramary.offload.worker DESCRIPTOR`.
+"""The worker process: `python -m gramary.offload.worker CONFIG LISTENER OWNER`.
 
-Started by `gramary.offload.process` alone. It maps what it inherited, opens the files of disk
-rows, serves until the region says stop or the engine is gone, and makes no CUDA call.
+Started by `gramary.offload.server` alone; the arguments are inherited descriptors. It takes in the
+connectors that come to its socket, serves their regions with threads of the core, and makes no CUDA
+call. It ends when its owner says so, and when owner and engines are gone.
 """
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import json
-import mmap
 import os
+import selectors
+import shutil
 import signal
+import socket
 import sys
 from typing import Any
 
-import numpy as np
-import torch
-
-from gramary.errors import RowFetchError
-from gramary.native.memory import tensor_at
-from gramary.native.offload import RowService, StoreArguments, Tenant
-from gramary.offload import ring
-from gramary.offload.ring import Ring, RingShape
-from gramary.offload.service import num_service_threads
-from gramary.row_layout import RowFile, RowLayout, RowPart, RowRun
+from gramary.errors import GramaryError
+from gramary.native.offload import RowService
+from gramary.offload import channel
+from gramary.offload.service import RAW_SPAN, num_service_threads
+from gramary.offload.tenancy import Tenancy
 from gramary.settings import Settings
-from gramary.tiers.disk import DiskTier
+
+# Time between two looks at those who are leaving.
+LOOK_EVERY_S = 0.02
+
+
+class Worker:
+    """Connections, and what is served for each.
+
+    The first `num_ranks` connectors are served by one service, which starts with the last of them:
+    its threads are shared, so that ranks do not take each other's CPUs. One that comes later has a
+    service to itself.
+
+    Args:
+        listener: where engines come.
+        owner: the end of who may say stop.
+        num_ranks: connectors to wait for.
+        settings: `poll` and `num_threads` are used.
+    """
+
+    def __init__(
+        self, listener: socket.socket, owner: socket.socket, num_ranks: int, settings: Settings
+    ) -> None:
+        self._listener, self._owner = listener, owner
+        self._num_ranks = num_ranks
+        self._settings = settings
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(owner, selectors.EVENT_READ)
+        self._seats: dict[socket.socket, Tenancy | None] = {}
+        self._leaving: list[Tenancy] = []
+        self._waiting: list[Tenancy] = []
+        self._services: list[RowService] = []
+        self._has_owner = True
+        self._is_told_to_stop = False
+
+    def run(self) -> None:
+        """Serves until it is told to stop, or everybody is gone."""
+        while not self._is_told_to_stop and (self._has_owner or self._seats):
+            for key, _ in self._selector.select(LOOK_EVERY_S if self._leaving else None):
+                assert isinstance(key.fileobj, socket.socket)
+                self._hear(key.fileobj)
+            self._see_out()
+        for service in self._services:
+            service.stop()
+        for tenancy in (*self._seats.values(), *self._leaving):
+            if tenancy is not None:
+                tenancy.close()
+
+    def _hear(self, connection: socket.socket) -> None:
+        if connection is self._listener:
+            self._let_in()
+        elif connection is self._owner:
+            message = channel.receive(connection, waits=False)
+            self._is_told_to_stop = message is not None and message[0] == channel.STOP
+            if message is not None and not message[0]:
+                self._has_owner = False
+                self._selector.unregister(connection)
+        elif (heard := channel.receive(connection, waits=False)) is not None:
+            self._answer(connection, *heard)
+
+    def _let_in(self) -> None:
+        connection, _ = self._listener.accept()
+        if not channel.is_own_user(connection):
+            connection.close()
+            return
+        self._seats[connection] = None
+        self._selector.register(connection, selectors.EVENT_READ)
+        with contextlib.suppress(OSError):
+            channel.greet(connection)
+
+    def _answer(self, connection: socket.socket, message: bytes, descriptors: list[int]) -> None:
+        try:
+            if message == channel.JOIN and self._seats[connection] is None:
+                self._take_in(connection, descriptors)
+            elif message in (channel.TRACE_ON, channel.TRACE_OFF):
+                for service in self._services:
+                    service.trace(message == channel.TRACE_ON)
+            elif message == channel.SPANS:
+                self._send_spans(connection)
+            elif not message:
+                self._leave(connection)
+        except OSError:
+            # It is gone: the next message says so.
+            return
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _take_in(self, connection: socket.socket, descriptors: list[int]) -> None:
+        try:
+            tenancy = Tenancy(descriptors)
+        except (GramaryError, OSError, ValueError, KeyError, IndexError) as error:
+            why = f"{type(error).__name__}: {error}".encode()
+            connection.send(channel.REFUSE + why[: channel.MAX_MESSAGE_BYTES // 2])
+            return
+        self._seats[connection] = tenancy
+        self._waiting.append(tenancy)
+        if not self._services and len(self._waiting) < self._num_ranks:
+            return
+        service = RowService(
+            [waiting.tenant for waiting in self._waiting],
+            poll=self._settings.poll,
+            num_threads=num_service_threads(self._settings),
+        )
+        self._waiting.clear()
+        self._services.append(service)
+        service.start()
+
+    def _leave(self, connection: socket.socket) -> None:
+        """Lets go of a connection that was closed, by its engine or by its engine's end."""
+        self._selector.unregister(connection)
+        connection.close()
+        tenancy = self._seats.pop(connection)
+        if tenancy is None:
+            return
+        if tenancy in self._waiting:
+            self._waiting.remove(tenancy)
+        tenancy.ask_to_leave()
+        self._leaving.append(tenancy)
+
+    def _see_out(self) -> None:
+        for tenancy in [tenancy for tenancy in self._leaving if tenancy.has_left()]:
+            tenancy.close()
+            self._leaving.remove(tenancy)
+
+    def _send_spans(self, connection: socket.socket) -> None:
+        spans = [span for service in self._services for span in service.take_raw_spans()]
+        content = b"".join(RAW_SPAN.pack(*span) for span in spans)
+        descriptor = channel.memory_file("gramary-spans", content)
+        try:
+            socket.send_fds(connection, [channel.SPANS], [descriptor])
+        finally:
+            os.close(descriptor)
 
 
 def main(arguments: list[str]) -> int:
-    """Serves the region described by the file behind an inherited descriptor."""
-    # The engine's interrupt is the engine's to handle.
+    """Runs a worker on inherited descriptors."""
+    # The engines' interrupt is theirs to handle.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with os.fdopen(int(arguments[0]), "rb") as file:
-        description = json.loads(file.read())
-    if description["version"] != ring.VERSION:
-        raise RowFetchError(
-            f"the engine speaks version {description['version']} of the ring, this worker "
-            f"{ring.VERSION}: install one gramary for both"
-        )
-    serve(description)
+    config, listener, owner = map(int, arguments)
+    values: dict[str, Any] = json.loads(channel.read_memory_file(config))
+    worker = Worker(
+        socket.socket(fileno=listener),
+        socket.socket(fileno=owner),
+        values["num_ranks"],
+        Settings(**values["settings"]),
+    )
+    try:
+        worker.run()
+    finally:
+        shutil.rmtree(values["folder"], ignore_errors=True)
     return 0
-
-
-def serve(description: dict[str, Any]) -> None:
-    """Runs the service until it is told to stop."""
-    settings = Settings(**description["settings"])
-    region = map_memory(**description["region"])
-    layers = [open_layer(layer, settings) for layer in description["layers"]]
-    places = Ring(shape_from(description["shape"])).places()
-    service = RowService(
-        [Tenant(region.data_ptr(), places, tuple(store for store, _ in layers))],
-        poll=settings.poll,
-        num_threads=num_service_threads(settings),
-    )
-    service.run(description["parent"])
-    for _, tier in layers:
-        if tier is not None:
-            tier.close()
-
-
-def open_layer(layer: dict[str, Any], settings: Settings) -> tuple[StoreArguments, DiskTier | None]:
-    """Returns what the service needs of one table, and the disk tier it opened for it."""
-    spec = layer["spec"]
-    host, disk, tier = (0, 0, 0), (0, 0, 0), None
-    if extent := layer.get("host"):
-        rows = map_memory(extent["descriptor"], extent["num_bytes"])
-        host = (rows.data_ptr(), extent["first_row"], extent["num_rows"])
-    if extent := layer.get("disk"):
-        layout = layout_from(extent["layout"])
-        tier = DiskTier(layout, extent["first_row"], extent["num_rows"], settings)
-        disk = (tier.reader_address, extent["first_row"], extent["num_rows"])
-    constants = {name: tuple(spec[name]) for name in ("multipliers", "sizes", "offsets")}
-    store = StoreArguments(
-        spec["vocab_size"],
-        spec["eos_token_id"],
-        **constants,
-        num_rows=num_table_rows(spec),
-        row_bytes=layer["row_bytes"],
-        host=host,
-        disk=disk,
-        is_sent_on=layer["is_sent_on"],
-    )
-    return store, tier
-
-
-_mappings: list[mmap.mmap] = []
-
-
-def map_memory(descriptor: int, num_bytes: int) -> torch.Tensor:
-    """Returns inherited memory as uint8 [num_bytes], mapped until this process ends."""
-    is_read_only = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
-    access = mmap.PROT_READ if is_read_only else mmap.PROT_READ | mmap.PROT_WRITE
-    mapping = mmap.mmap(descriptor, num_bytes, mmap.MAP_SHARED, access)
-    _mappings.append(mapping)
-    return tensor_at(np.frombuffer(mapping, np.uint8).ctypes.data, num_bytes)
-
-
-def num_table_rows(spec: dict[str, Any]) -> int:
-    """Returns the rows of a table, padded as its HashSpec says."""
-    multiple: int = spec["rows_multiple"]
-    num_hashed: int = sum(spec["sizes"])
-    return -(-num_hashed // multiple) * multiple
-
-
-def shape_from(values: dict[str, Any]) -> RingShape:
-    """Returns the ring's shape from JSON values."""
-    lists = {name: tuple(values[name]) for name in ("num_heads", "row_bytes")}
-    return RingShape(**{**values, **lists})
-
-
-def layout_from(values: dict[str, Any]) -> RowLayout:
-    """Returns a row layout from JSON values."""
-    files = [RowFile(f["path"], f["size"], tuple(f["identity"])) for f in values["files"]]
-    runs = [
-        RowRun(run["first_row"], run["num_rows"], tuple(RowPart(**part) for part in run["parts"]))
-        for run in values["runs"]
-    ]
-    return RowLayout(**{**values, "files": tuple(files), "runs": tuple(runs)})
 
 
 if __name__ == "__main__":

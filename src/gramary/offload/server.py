@@ -1,0 +1,144 @@
+"""One worker process for the connectors of several ranks of a machine.
+
+    with RowServer(num_ranks=2) as server:          # in the launcher, or in one rank
+        ...                                         # hand server.address to every rank
+
+    Connector(table, max_tokens=8192, worker="process", server=address)      # in each rank
+
+A rank sends descriptors of its region and of its host rows over a private socket: the worker maps
+the rank's own pages, and there is no second copy of a row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import weakref
+from types import TracebackType
+
+from gramary.errors import ArgumentError
+from gramary.offload import channel
+from gramary.settings import Settings, inherited_environment
+
+STOP_TIMEOUT_S = 5.0
+
+# Variables that the worker keeps: it needs no settings from them.
+_KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH")
+
+
+class RowServer:
+    """A worker process, started here, that serves the connectors that come to its address.
+
+    It ends by `close`, or when this process and every engine are gone. An engine that dies hurts no
+    other; connectors find a worker that dies within a second.
+
+    Args:
+        num_ranks: connectors to serve together; serving begins when the last has come.
+        settings: None takes them from the environment; `poll` and `num_threads` are used.
+
+    Attributes:
+        address: path of its socket, for `Connector(server=...)` in any process of this user.
+        process: the worker.
+
+    Raises:
+        ArgumentError: `num_ranks` is out of its range.
+    """
+
+    def __init__(self, num_ranks: int, *, settings: Settings | None = None) -> None:
+        if type(num_ranks) is not int or num_ranks < 1:
+            raise ArgumentError(f"num_ranks: expected at least 1, got {num_ranks!r}")
+        settings = settings or Settings.from_env()
+        # Of mode 0700; the worker removes it when it ends.
+        folder = tempfile.mkdtemp(prefix="gramary-")
+        self.address = os.path.join(folder, "rows")
+        values = {
+            "num_ranks": num_ranks,
+            "folder": folder,
+            "settings": dataclasses.asdict(settings),
+        }
+        with contextlib.ExitStack() as opened:
+            opened.callback(shutil.rmtree, folder, ignore_errors=True)
+            listener = opened.enter_context(channel.listen(self.address, num_ranks + 8))
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            opened.enter_context(theirs)
+            config = channel.memory_file("gramary-worker", json.dumps(values).encode())
+            opened.callback(os.close, config)
+            self.process = start_worker(config, listener.fileno(), theirs.fileno())
+            self._owner = ours
+            # The process has them now, and the folder is its own.
+            listener.close()
+            theirs.close()
+            opened.pop_all()
+            os.close(config)
+        self._said = ""
+        self._finalizer = weakref.finalize(self, end_worker, self.process, self._owner, folder)
+
+    def why_dead(self) -> str | None:
+        """Returns how the worker ended, with the end of what it said; None while it lives."""
+        code = self.process.poll()
+        if code is None:
+            return None
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        said = self._last_words()
+        return f"worker process {self.process.pid} {how}" + (f": {said[-500:]}" if said else "")
+
+    def close(self) -> None:
+        """Stops the worker, whoever it serves; more calls do nothing."""
+        self._finalizer()
+
+    def _last_words(self) -> str:
+        errors = self.process.stderr
+        if errors is not None and not errors.closed:
+            self._said += errors.read().decode(errors="replace")
+        return self._said.strip()
+
+    def __enter__(self) -> RowServer:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def start_worker(*descriptors: int) -> subprocess.Popen[bytes]:
+    """Returns the worker process, which inherits these descriptors and little else."""
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    kept = inherited_environment(_KEPT_VARIABLES)
+    return subprocess.Popen(
+        [sys.executable, "-m", "gramary.offload.worker", *map(str, descriptors)],
+        pass_fds=descriptors,
+        env={**kept, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+
+
+def end_worker(process: subprocess.Popen[bytes], owner: socket.socket, folder: str) -> None:
+    """Asks a worker to end, and ends it where it does not."""
+    with contextlib.suppress(OSError):
+        owner.send(channel.STOP)
+    owner.close()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stderr is not None:
+        process.stderr.close()
+    # A worker that was killed left it behind.
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+__all__ = ["RowServer"]

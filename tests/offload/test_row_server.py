@@ -1,0 +1,332 @@
+"""One worker process for several ranks: rows, one copy of them, deaths that hurt nobody else."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from offload_stage import expected_rows, make_batch, make_table
+from table_stage import encoded_table, small_spec, write_table_folder
+
+from gramary import Connector, Settings, Table
+from gramary.errors import ArgumentError, RowFetchError
+from gramary.offload import RowServer, channel
+
+SETTINGS = Settings(request_timeout_s=20, num_threads=1)
+
+RANK = """
+import json, os, sys
+import torch
+from offload_stage import expected_rows, make_batch, make_table
+from gramary import Connector, Settings
+from gramary.errors import RowFetchError
+table = make_table(ple_index=int(sys.argv[2]))
+settings = Settings(request_timeout_s=20, num_threads=1)
+connector = Connector(
+    table, max_tokens=600, worker="process", server=sys.argv[1], settings=settings
+)
+inode = os.fstat(table.tiers[0].descriptor).st_ino
+print(json.dumps({"inode": inode, "worker": connector.service.pid}), flush=True)
+for line in sys.stdin:
+    if line.startswith("leave"):
+        break
+    if line.startswith("ask"):
+        connector.request(make_batch(0, lengths=(500, 30)))
+    try:
+        for seed in range(int(line.split()[1])):
+            batch = make_batch(seed, lengths=(500, 30), prefill=seed % 2 == 0)
+            rows = connector.wait(connector.request(batch))
+            assert torch.equal(rows, expected_rows(table, batch))
+        print(json.dumps("ok"), flush=True)
+    except RowFetchError as error:
+        print(json.dumps(str(error)), flush=True)
+connector.close()
+"""
+
+OWNER = """
+import sys, time
+from gramary.offload import RowServer
+server = RowServer(1)
+print(server.address, server.process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+class Process:
+    """A child that is told a line and tells one."""
+
+    def __init__(self, code: str, *arguments: object) -> None:
+        self.child = subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, arguments)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )  # fmt: skip
+
+    def tell(self, line: str) -> None:
+        assert self.child.stdin is not None
+        self.child.stdin.write(f"{line}\n")
+        self.child.stdin.flush()
+
+    def hear(self) -> str:
+        assert self.child.stdout is not None
+        return self.child.stdout.readline()
+
+    def end(self) -> None:
+        self.child.kill()
+        self.child.wait()
+        for stream in (self.child.stdin, self.child.stdout):
+            assert stream is not None
+            stream.close()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Process]]:
+    """`start(code, ...)`: a process that does not outlive the test."""
+    started: list[Process] = []
+
+    def make(*arguments: Any) -> Process:
+        started.append(Process(*arguments))
+        return started[-1]
+
+    yield make
+    for process in started:
+        process.end()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def mapped_inodes(pid: int) -> set[int]:
+    """Returns the inodes of the files that a process has mapped."""
+    return {int(line.split()[4]) for line in Path(f"/proc/{pid}/maps").read_text().splitlines()}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RowServer]:
+    with RowServer(1, settings=SETTINGS) as opened:
+        yield opened
+
+
+def test_two_engines_share_a_worker_and_a_death_hurts_no_other(start: Any) -> None:
+    """Each gets its own rows from one process, which maps the ranks' pages and copies none."""
+    with RowServer(2, settings=SETTINGS) as server:
+        pid = server.process.pid
+        ranks = [start(RANK, server.address, rank) for rank in range(2)]
+        told = [json.loads(rank.hear()) for rank in ranks]
+        assert [rank["worker"] for rank in told] == [pid, pid]
+        assert {rank["inode"] for rank in told} <= mapped_inodes(pid)
+        for rank in ranks:
+            rank.tell("run 20")
+        assert [json.loads(rank.hear()) for rank in ranks] == ["ok", "ok"]
+        # With a request under way, and the other rank's too.
+        ranks[0].tell("ask 1000000")
+        ranks[1].tell("run 100")
+        ranks[0].end()
+        assert json.loads(ranks[1].hear()) == "ok"
+        wait_until(lambda: told[0]["inode"] not in mapped_inodes(pid))
+        assert told[1]["inode"] in mapped_inodes(pid)
+        # Its successor comes late, and is served.
+        ranks[0] = start(RANK, server.address, 0)
+        json.loads(ranks[0].hear())
+        for rank in ranks:
+            rank.tell("run 4")
+        assert [json.loads(rank.hear()) for rank in ranks] == ["ok", "ok"]
+        for rank in ranks:
+            rank.tell("leave")
+            assert rank.child.wait(30) == 0
+        wait_until(lambda: told[1]["inode"] not in mapped_inodes(pid))
+        assert is_alive(pid)
+    assert not is_alive(pid)
+    assert not os.path.exists(os.path.dirname(server.address))
+
+
+def join_together(server: RowServer, *tables: Table) -> list[Connector]:
+    """Returns a connector of each table; none is served before the last has come."""
+    made: dict[int, Connector] = {}
+    words: dict[str, Any] = {"worker": "process", "server": server.address, "settings": SETTINGS}
+
+    def join(rank: int) -> None:
+        made[rank] = Connector(tables[rank], max_tokens=16, **words)
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(len(tables))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [made[rank] for rank in range(len(tables))]
+
+
+def test_a_killed_worker_is_found_by_every_rank_within_a_second() -> None:
+    with (
+        RowServer(2, settings=SETTINGS) as server,
+        make_table() as first,
+        make_table("bf16", ple_index=1) as second,
+    ):
+        tables = (first, second)
+        connectors = join_together(server, *tables)
+        for seed, (table, connector) in enumerate(zip(tables, connectors, strict=True)):
+            batch = make_batch(seed)
+            rows = connector.wait(connector.request(batch))
+            assert torch.equal(rows, expected_rows(table, batch))
+        pid = server.process.pid
+        os.kill(pid, signal.SIGSTOP)
+        tickets = [connector.request(make_batch(1)) for connector in connectors]
+        os.kill(pid, signal.SIGKILL)
+        for connector, ticket in zip(connectors, tickets, strict=True):
+            began = time.monotonic()
+            with pytest.raises(RowFetchError, match=f"worker process {pid} ended"):
+                connector.wait(ticket)
+            assert time.monotonic() - began < 1
+            with pytest.raises(RowFetchError, match=f"worker process {pid} ended"):
+                connector.request(make_batch(2))
+            connector.close()
+        assert "was killed by signal 9" in str(server.why_dead())
+    assert not os.path.exists(os.path.dirname(server.address))
+
+
+def test_the_worker_outlives_its_owner_while_it_serves(start: Any) -> None:
+    owner = start(OWNER)
+    address, worker = owner.hear().split()
+    rank = start(RANK, address, 0)
+    rank.hear()
+    owner.end()
+    rank.tell("run 10")
+    assert json.loads(rank.hear()) == "ok"
+    assert is_alive(int(worker))
+    rank.end()
+    wait_until(lambda: not is_alive(int(worker)))
+    assert not os.path.exists(os.path.dirname(address))
+
+
+@pytest.mark.behaviour(8)
+def test_connectors_come_and_go_and_leave_nothing(server: RowServer, tmp_path: Path) -> None:
+    """Behaviour 8: the worker's descriptors, mappings and threads are those of before."""
+
+    def counts() -> tuple[int, int, int]:
+        root = Path(f"/proc/{server.process.pid}")
+        memory = sum("memfd:gramary" in line for line in (root / "maps").read_text().splitlines())
+        return len(list((root / "fd").iterdir())), memory, len(list((root / "task").iterdir()))
+
+    spec = small_spec()
+    encoded, codec = encoded_table(spec, "fp8")
+    folder = write_table_folder(tmp_path, spec, encoded, codec)
+    words: dict[str, Any] = {"worker": "process", "server": server.address, "settings": SETTINGS}
+    batch = make_batch(1)
+    with Table.open(folder, placement="host=10KiB,disk") as table:
+        seen = []
+        for _ in range(12):
+            with Connector(table, max_tokens=16, **words) as connector:
+                rows = connector.wait(connector.request(batch))
+                assert torch.equal(rows, expected_rows(table, batch))
+            wait_until(lambda: counts()[1] == 0)
+            seen.append(counts())
+    # The first connectors load what is loaded once.
+    wait_until(lambda: counts()[0] <= seen[2][0] and counts()[2] <= seen[2][2])
+
+
+def test_what_comes_to_the_socket_and_is_no_engine_harms_nobody(server: RowServer) -> None:
+    """Words that mean nothing, descriptors that are no region, and half a connection."""
+    assert os.stat(os.path.dirname(server.address)).st_mode & 0o777 == 0o700
+    assert os.stat(server.address).st_mode & 0o777 == 0o600
+    null = os.open("/dev/null", os.O_RDWR)
+    with make_table() as table:
+        for message, descriptors in [
+            (b"x" * 100, []), (channel.JOIN, []), (channel.JOIN, [null]), (channel.SPANS, []),
+            (channel.JOIN, [null] * 5), (channel.STOP, []), (b"", []),
+        ]:  # fmt: skip
+            connection, pid = channel.connect(server.address, 10)
+            assert pid == server.process.pid
+            socket.send_fds(connection, [message], descriptors)
+            if message == channel.JOIN:
+                answer = channel.receive(connection, waits=True)
+                assert answer is not None
+                assert answer[0].startswith(channel.REFUSE)
+            connection.close()
+        os.close(null)
+        with Connector(
+            table, max_tokens=16, worker="process", server=server.address, settings=SETTINGS
+        ) as connector:
+            batch = make_batch(3)
+            rows = connector.wait(connector.request(batch))
+            assert torch.equal(rows, expected_rows(table, batch))
+
+
+def test_spans_of_the_worker_come_to_the_engine(server: RowServer) -> None:
+    with (
+        make_table() as table,
+        Connector(
+            table, max_tokens=16, worker="process", server=server.address, settings=SETTINGS
+        ) as connector,
+    ):
+        connector.trace(True)
+        connector.wait(connector.request(make_batch(1)))
+        spans = connector.take_spans()
+        assert connector.take_spans() == []
+    (gathered,) = [span for span in spans if span.name == "gather"]
+    (asked,) = [span for span in spans if span.name == "write_inputs"]
+    # One clock for both processes.
+    assert asked.begin_ns <= gathered.begin_ns <= gathered.end_ns
+    assert gathered.track == "service, host lane"
+
+
+def test_mistakes_are_named(server: RowServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ArgumentError, match="num_ranks: expected at least 1, got 0"):
+        RowServer(0)
+    words: dict[str, Any] = {"max_tokens": 8, "settings": SETTINGS}
+    with make_table() as table:
+        with pytest.raises(ArgumentError, match="expected worker='process' beside it"):
+            Connector(table, server=server.address, **words)
+        words["worker"] = "process"
+        with pytest.raises(RowFetchError, match=r"/nowhere: no row server answers there"):
+            Connector(table, server="/nowhere", **words)
+        with RowServer(2, settings=SETTINGS) as lonely:
+            channel.connect(lonely.address, 30)[0].close()
+            monkeypatch.setattr("gramary.offload.process.START_TIMEOUT_S", 0.2)
+            with pytest.raises(RowFetchError, match="waits for other ranks"):
+                Connector(table, server=lonely.address, **words)
+        with pytest.raises(RowFetchError, match="no row server answers there"):
+            Connector(table, server=lonely.address, **words)
+
+
+def test_a_table_that_the_worker_cannot_open_is_refused_with_its_reason(
+    server: RowServer, tmp_path: Path
+) -> None:
+    spec = small_spec()
+    encoded, codec = encoded_table(spec, "fp8")
+    folder = write_table_folder(tmp_path, spec, encoded, codec)
+    with Table.open(folder, placement="disk") as table:
+        (folder / "model.safetensors").rename(folder / "moved.safetensors")
+        with pytest.raises(RowFetchError, match=r"did not start: .*model\.safetensors"):
+            Connector(
+                table, max_tokens=8, worker="process", server=server.address, settings=SETTINGS
+            )
+        (folder / "moved.safetensors").rename(folder / "model.safetensors")
+        with Connector(
+            table, max_tokens=8, worker="process", server=server.address, settings=SETTINGS
+        ) as connector:
+            batch = make_batch(2, lengths=(4,))
+            rows = connector.wait(connector.request(batch))
+            assert torch.equal(rows, expected_rows(table, batch))
