@@ -12,7 +12,7 @@ namespace gramary {
 namespace {
 
 constexpr std::uint32_t kSlotBytes = UringLanes::kLongestRead;
-constexpr int kMaxLanes = 4;
+constexpr int kMaxLanes = 8;
 constexpr std::size_t kSliceReads = 32;
 
 }  // namespace
@@ -45,7 +45,8 @@ class UringLanes::LaneSource final : public ReadSource {
 };
 
 int UringLanes::num_lanes() {
-    return std::clamp(ThreadPool::default_num_threads() / 4, 1, kMaxLanes);
+    const int num_cpus = ThreadPool::default_num_threads();
+    return std::clamp(num_cpus / 2, std::min(num_cpus, 2), kMaxLanes);
 }
 
 UringLanes::UringLanes(const FileSet& files, DiskStats& stats) : files_(files), stats_(stats) {

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kMaxTries = 1000;
 // Reads that are answered before the queue is looked at again: half of a lane's.
-constexpr unsigned kBunch = 64;
+constexpr unsigned kBunch = 32;
 // Reads whose memory is asked for before they are answered.
 constexpr std::size_t kAhead = 4;
 
