@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "rows/recode.hpp"
 #include "rows/row_codec.hpp"
 #include "rows/row_lookup.hpp"
 #include "rows/row_places.hpp"
@@ -47,6 +48,27 @@ void decode(const RowCodec& codec, std::uintptr_t encoded, std::int64_t count, i
                 at<const std::int64_t>(positions), at<std::uint8_t>(out));
 }
 
+nb::tuple recode(const RowCodec& source, const RowCodec& target, std::uintptr_t rows,
+                 std::int64_t count, std::uintptr_t out) {
+    RecodeReport report;
+    {
+        nb::gil_scoped_release released;
+        report = recode_rows(source.format(), target.format(), at<const std::uint8_t>(rows), count,
+                             at<std::uint8_t>(out));
+    }
+    return nb::make_tuple(report.first_not_finite, report.max_abs, report.sum_squares,
+                          report.sum_source_squares);
+}
+
+nb::tuple largest(const RowCodec& source, std::uintptr_t rows, std::int64_t count) {
+    Largest found;
+    {
+        nb::gil_scoped_release released;
+        found = find_largest(source.format(), at<const std::uint8_t>(rows), count);
+    }
+    return nb::make_tuple(found.magnitude, found.first_not_finite);
+}
+
 }  // namespace
 
 void bind_rows(nb::module_& m) {
@@ -59,7 +81,9 @@ void bind_rows(nb::module_& m) {
         .def_prop_ro("row_bytes", [](const RowCodec& codec) { return codec.format().row_bytes; })
         .def("lookup", &lookup, release)
         .def("embed", &embed, release)
-        .def("decode", &decode, release);
+        .def("decode", &decode, release)
+        .def("recode", &recode)
+        .def("largest", &largest);
     m.def(
         "find_places",
         [](std::uintptr_t row_ids, std::int64_t count, std::int64_t first_row, std::int64_t end_row,

@@ -351,10 +351,22 @@ def test_building_leaves_the_page_cache_alone(make_source, tmp_path) -> None:
 
 @pytest.mark.behaviour(4)
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize("codec", ["keep", "fp8"])
-def test_building_needs_less_memory_than_two_shards(make_source, tmp_path, codec) -> None:
+@pytest.mark.parametrize(
+    ("kept_as", "base", "codec"),
+    [
+        ("bf16", 40_000, "keep"),
+        ("bf16", 40_000, "fp8"),
+        ("bf16", 40_000, "nvfp4"),
+        ("fp8", 80_000, "nvfp4"),
+        # Rows that grow.
+        ("nvfp4", 140_000, "bf16"),
+    ],
+)
+def test_building_needs_less_memory_than_two_shards(
+    make_source, tmp_path, kept_as, base, codec
+) -> None:
     """Behaviour 4: the peak of a process that does nothing else."""
-    source, rows = make_source("bf16", row_dim=160, base=40_000)
+    source, rows = make_source(kept_as, row_dim=160, base=base)
     shard_bytes = source.layout.runs[0].num_rows * source.layout.row_bytes
     assert shard_bytes > 15 << 20
     del rows

@@ -89,7 +89,7 @@ def lookup(
     Returns:
         None, or the index of the first id outside the table; `out` is then undefined.
     """
-    codec = _row_codec(codec_name, row_dim, scale)
+    codec = row_codec(codec_name, row_dim, scale)
     require_contiguous(row_ids, torch.int64)
     output = _check_out(codec, row_dim, row_ids.numel(), out)
     wrong = codec.lookup(
@@ -127,7 +127,7 @@ def embed(
     Returns:
         None, or the first wrong number of the batch; `out` is then undefined.
     """
-    codec = _row_codec(codec_name, row_dim, scale)
+    codec = row_codec(codec_name, row_dim, scale)
     output = _check_out(codec, row_dim, token_ids.numel() * hasher.num_heads, out)
     code = codec.embed(
         hasher.core, extent.address, extent.first_row, extent.num_rows,
@@ -155,7 +155,7 @@ def decode(
         positions: int64 [n], contiguous: row i of `encoded` goes to row positions[i] of `out`.
             All differ and lie in 0 to m-1; None is 0 to n-1.
     """
-    codec = _row_codec(codec_name, row_dim, scale)
+    codec = row_codec(codec_name, row_dim, scale)
     require_contiguous(encoded, torch.uint8)
     count = encoded.numel() // codec.row_bytes
     if positions is None:
@@ -195,7 +195,8 @@ def first_wrong_row_id(row_ids: torch.Tensor, num_table_rows: int) -> int | None
 
 
 @functools.lru_cache(maxsize=64)
-def _row_codec(name: str, row_dim: int, scale: float | None) -> _core.RowCodec:
+def row_codec(name: str, row_dim: int, scale: float | None) -> _core.RowCodec:
+    """Returns the core's codec; one for each name, width and scale."""
     is_scaled = name in ("fp8", "nvfp4")
     if row_dim < 1 or is_scaled != (scale is not None and math.isfinite(scale)):
         raise AssertionError((name, row_dim, scale))

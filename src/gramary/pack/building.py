@@ -18,16 +18,16 @@ from gramary.pack.header import PackHeader, SourceIdentity
 from gramary.pack.opening import open_file, read_header
 from gramary.pack.partial_file import PartialFile
 from gramary.pack.recoding import (
-    RECODE_CHUNK_BYTES,
+    CHUNK_BYTES,
     Progress,
     Recoder,
     RecodingError,
+    choose_chunk_rows,
     choose_codec,
 )
 from gramary.pack.source_rows import stream_source
 from gramary.row_layout import TableSource
 
-CHUNK_BYTES = 32 << 20
 WRITER = "gramary pack writer 1"
 
 
@@ -172,7 +172,7 @@ def _write_rows(
 ) -> None:
     """Streams rows from `first_row` on into blocks; writing overlaps reading the next chunk."""
     geometry, shape = header.geometry, header.block_shape
-    chunk_rows = _choose_chunk_rows(source, geometry.rows_per_block, recoder.error is not None)
+    chunk_rows = choose_chunk_rows(source, recoder.target, geometry.rows_per_block)
     chunk_bytes = shape.num_blocks(chunk_rows) * geometry.block_bytes
     buffers = _alternate([mmap.mmap(-1, chunk_bytes), mmap.mmap(-1, chunk_bytes)])
     layout = source.layout
@@ -198,12 +198,3 @@ def _write_rows(
 def _alternate(buffers: list[mmap.mmap]) -> Iterator[mmap.mmap]:
     while True:
         yield from buffers
-
-
-def _choose_chunk_rows(source: TableSource, rows_per_block: int, recodes: bool) -> int:
-    """Returns rows a chunk: whole blocks, few enough that all five buffers stay below a shard."""
-    layout = source.layout
-    shard_bytes = max(run.num_rows for run in layout.runs) * layout.row_bytes
-    limit = RECODE_CHUNK_BYTES if recodes else CHUNK_BYTES
-    wanted = min(limit, max(shard_bytes // 8, 1 << 20))
-    return max(1, wanted // layout.row_bytes // rows_per_block) * rows_per_block

@@ -14,17 +14,15 @@ from gramary.codecs import (
     PLAIN_DTYPES,
     SCALED_CODECS,
     Codec,
-    encode_rows,
 )
 from gramary.errors import ArgumentError
-from gramary.native import rows as native_rows
+from gramary.native import recode as native
 from gramary.pack.source_rows import stream_source
 from gramary.row_layout import TableSource
 
 TARGETS = ("keep", "bf16", "fp8", "nvfp4")
 
-# Re-coding takes some forty bytes of temporaries for each byte of rows.
-RECODE_CHUNK_BYTES = 1 << 17
+CHUNK_BYTES = 32 << 20
 
 Progress = Callable[[int, int], None]
 
@@ -54,16 +52,12 @@ class RecodingError:
             return math.inf
         return math.sqrt(self.sum_squares / self.sum_source_squares)
 
-    def add(self, source: torch.Tensor, recoded: torch.Tensor) -> None:
-        """Counts float32 rows and what became of them."""
-        if not source.numel():
-            return
-        # In float32 a difference of near values is exact; only sums need more digits.
-        difference = (recoded - source).view(-1)
-        self.num_values += source.numel()
-        self.max_abs = max(self.max_abs, float(difference.abs().max()))
-        self.sum_squares += float(difference.double().square_().sum())
-        self.sum_source_squares += float(source.view(-1).double().square_().sum())
+    def add(self, num_values: int, report: native.RecodeReport) -> None:
+        """Counts what re-coding some rows has cost."""
+        self.num_values += num_values
+        self.max_abs = max(self.max_abs, report.max_abs)
+        self.sum_squares += report.sum_squares
+        self.sum_source_squares += report.sum_source_squares
 
 
 class Recoder:
@@ -88,17 +82,37 @@ class Recoder:
         """
         if self.error is None:
             return rows
-        values = decode_to_float(self.source, rows)
-        recoded, _ = encode_rows(self.target.name, values, self.target.scale)
-        self.error.add(values, decode_to_float(self.target, recoded))
+        recoded = torch.empty(len(rows), self.target.row_bytes, dtype=torch.uint8)
+        report = native.recode(
+            encoding_of(self.source), encoding_of(self.target), rows.contiguous(), recoded
+        )
+        if report.first_not_finite is not None:
+            raise ArgumentError(
+                f"rows: {self.target.name} cannot encode values that are not finite, and one is "
+                f"in row {report.first_not_finite} of {len(rows)}"
+            )
+        self.error.add(len(rows) * self.source.row_dim, report)
         return recoded
 
 
-def decode_to_float(codec: Codec, rows: torch.Tensor) -> torch.Tensor:
-    """Returns float32 [n, row_dim] for encoded rows uint8 [n, row_bytes], by the native core."""
-    values = torch.empty(rows.shape[0], codec.row_dim)
-    native_rows.decode(codec.name, codec.row_dim, codec.scale, rows.contiguous(), values)
-    return values
+def encoding_of(codec: Codec) -> native.Encoding:
+    """Returns a codec as the native core takes it."""
+    return native.Encoding(codec.name, codec.row_dim, codec.scale)
+
+
+def choose_chunk_rows(source: TableSource, target: Codec, multiple: int = 1) -> int:
+    """Returns rows a chunk: few enough that all buffers together stay below two shards.
+
+    Args:
+        source: the table that is read.
+        target: codec of the rows that are written.
+        multiple: what the number is a multiple of.
+    """
+    layout = source.layout
+    shard_bytes = max(run.num_rows for run in layout.runs) * layout.row_bytes
+    wanted = min(CHUNK_BYTES, max(shard_bytes // 8, 1 << 20))
+    widest = max(layout.row_bytes, target.row_bytes)
+    return max(1, wanted // widest // multiple) * multiple
 
 
 def choose_codec(source: TableSource, target: str, progress: Progress | None = None) -> Codec:
@@ -143,17 +157,15 @@ def find_largest(source: TableSource, progress: Progress | None = None) -> float
     """
     layout = source.layout
     largest = 0.0
-    chunk_rows = max(1, RECODE_CHUNK_BYTES // layout.row_bytes)
-    chunks = stream_source(layout, 0, layout.num_rows, chunk_rows)
+    chunks = stream_source(layout, 0, layout.num_rows, choose_chunk_rows(source, source.codec))
     for first_row, rows in chunks:
-        magnitudes = decode_to_float(source.codec, rows).abs_().amax(1)
-        if not bool(torch.isfinite(magnitudes).all()):
-            row = first_row + int((~torch.isfinite(magnitudes)).nonzero()[0])
+        magnitude, wrong = native.find_largest(encoding_of(source.codec), rows)
+        if wrong is not None:
             raise ArgumentError(
-                f"codec: row {row} of {source.path} holds a value that is not finite; only "
-                f"`keep` and `bf16` packs can hold it"
+                f"codec: row {first_row + wrong} of {source.path} holds a value that is not "
+                f"finite; only `keep` and `bf16` packs can hold it"
             )
-        largest = max(largest, float(magnitudes.max()))
+        largest = max(largest, magnitude)
         if progress is not None:
             progress((first_row + len(rows)) * layout.row_bytes, layout.nbytes)
     return largest

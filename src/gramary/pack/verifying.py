@@ -11,7 +11,12 @@ from gramary.errors import ArgumentError, ChecksumError, PackError
 from gramary.native.blocks import find_bad_block
 from gramary.pack.header import PackHeader
 from gramary.pack.opening import lay_out, open_file, read_header
-from gramary.pack.recoding import RECODE_CHUNK_BYTES, Progress, Recoder, RecodingError
+from gramary.pack.recoding import (
+    Progress,
+    Recoder,
+    RecodingError,
+    choose_chunk_rows,
+)
 from gramary.row_layout import RowFile, TableSource
 from gramary.row_stream import RowReader, stream_rows
 
@@ -119,9 +124,9 @@ def _compare_rows(
 ) -> RecodingError | None:
     recoder = Recoder(source.codec, header.codec)
     layout = source.layout
-    limit = CHUNK_BYTES if recoder.error is None else RECODE_CHUNK_BYTES
+    chunk_bytes = choose_chunk_rows(source, header.codec) * layout.row_bytes
     with RowReader(lay_out(header, file)) as reader:
-        for row, rows in stream_rows(layout, 0, layout.num_rows, chunk_bytes=limit):
+        for row, rows in stream_rows(layout, 0, layout.num_rows, chunk_bytes=chunk_bytes):
             expected = recoder.recode(rows)
             found = torch.empty_like(expected)
             reader.read(row, found)
