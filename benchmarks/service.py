@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from benchmarks.harness import Benchmark, MeasuredCase, main
+from benchmarks.harness import Benchmark, Case, MeasuredCase, main
 from gramary import Batch, HashSpec, Settings, Table
 from gramary.codecs import Codec
 from gramary.machine import usable_cpus
@@ -133,13 +133,47 @@ def case(
     )
 
 
-def build(smoke: bool) -> Iterator[MeasuredCase]:
-    """Yields the stream lane by batch, then the host lane."""
+def repeats_case(table: Table, num_tokens: int) -> Case:
+    """Returns what it takes to find a prompt's repeated rows, against copying them again."""
+    count = num_tokens * HEADS
+    generator = torch.Generator().manual_seed(1)
+    # As in real text, 55 % of a chunk's rows differ.
+    some = torch.randint(table.spec.num_rows, (count * 55 // 100,), generator=generator)
+    ids = some[torch.randint(len(some), (count,), generator=generator)]
+    out = torch.empty(count, CODEC.row_bytes, dtype=torch.uint8)
+
+    def gather() -> None:
+        table.lookup(ids, out=out)
+
+    def sort() -> None:
+        torch.sort(ids)
+
+    def check() -> int:
+        gather()
+        if not torch.equal(out[:64], table.lookup(ids[:64], dtype=torch.uint8)):
+            raise AssertionError("rows differ from the table's own")
+        return 64
+
+    return Case(
+        name=f"finding repeated rows, {num_tokens} tokens",
+        parameters={"tokens": num_tokens, "rows": count, "distinct_percent": 55},
+        candidates={"copying all rows": gather, "sorting row ids": sort},
+        baseline="copying all rows",
+        check=check,
+        checked="rows equal the table's own lookup, sampled",
+        moved_bytes=2 * count * CODEC.row_bytes,
+        cache_note="rows in memory; the same ids every time",
+    )
+
+
+def build(smoke: bool) -> Iterator[Case | MeasuredCase]:
+    """Yields the stream lane by batch, the host lane, and what finding repeats would cost."""
     base, repeats = (1000, 4) if smoke else (125_000, 64)
     with make_table(base) as table:
         for num_tokens in (1, 4) if smoke else (1, 16, 64, 256):
             yield case("stream lane", table, num_tokens, Rig.stream_us, repeats)
         yield case("host lane", table, 64 if smoke else 8192, Rig.host_us, repeats // 4)
+        yield repeats_case(table, 64 if smoke else 8192)
 
 
 BENCHMARK = Benchmark(

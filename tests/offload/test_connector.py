@@ -117,6 +117,25 @@ def test_many_canceled_tickets_leave_every_slot_free(table: Table, connector: Co
     assert torch.equal(connector.wait(connector.request(batch)), expected_rows(table, batch))
 
 
+@pytest.mark.parametrize("prefill", [True, False])
+def test_batches_abandoned_under_a_slow_worker_reach_nobody(table: Table, prefill: bool) -> None:
+    """The engine gives batches up that the service works on; the next ones get their own rows."""
+    with Connector(table, max_tokens=16, num_slots=2, settings=QUICK) as connector:
+        service = connector.service.native
+        for seed in range(0, 30, 3):
+            service.hold(True)
+            tickets = [connector.request(make_batch(seed, prefill=prefill))]
+            if prefill:
+                tickets.append(connector.request(make_batch(seed + 1)))
+            for ticket in reversed(tickets):
+                connector.cancel(ticket)
+            service.hold(False)
+            batch = make_batch(seed + 2, prefill=prefill)
+            rows = connector.wait(connector.request(batch))
+            assert torch.equal(rows, expected_rows(table, batch))
+        assert connector.stats()["open_tickets"] == 0
+
+
 @pytest.mark.parametrize("num_slots", [1, 2, 3, 4])
 def test_order_under_random_delays(table: Table, num_slots: int) -> None:
     with Connector(table, max_tokens=300, num_slots=num_slots, settings=QUICK) as connector:

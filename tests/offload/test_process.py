@@ -50,20 +50,34 @@ def test_rows_equal_the_tables_in_both_lanes(table: Table) -> None:
     assert re.search(r"memfd:gramary", maps)
 
 
+@pytest.mark.behaviour(32)
 def test_a_killed_worker_is_found_within_a_second_and_named(table: Table) -> None:
+    """Behaviour 32: every request under way, in both lanes, is NaN and names how it ended."""
     with Connector(table, max_tokens=16, worker="process", settings=QUICK) as connector:
         pid = connector.service.process.pid
         os.kill(pid, signal.SIGSTOP)
-        ticket = connector.request(make_batch(0))
+        tickets = [connector.request(make_batch(i, prefill=i < 2)) for i in range(3)]
+        assert [ticket.lane for ticket in tickets] == ["host", "host", "stream"]
         os.kill(pid, signal.SIGKILL)
-        began = time.monotonic()
-        out = torch.zeros(8, table.spec.embed_dim)
-        with pytest.raises(FetchTimeoutError, match=f"worker process {pid} was killed by signal 9"):
-            connector.wait(ticket, out=out)
-        assert time.monotonic() - began < 1
-        assert out.isnan().all()
+        for ticket in tickets:
+            began = time.monotonic()
+            out = torch.zeros(8, table.spec.embed_dim)
+            why = f"worker process {pid} was killed by signal 9"
+            with pytest.raises(FetchTimeoutError, match=why):
+                connector.wait(ticket, out=out)
+            assert time.monotonic() - began < 1
+            assert out.isnan().all()
         with pytest.raises(RowFetchError, match=f"worker process {pid}"):
             connector.request(make_batch(1))
+
+
+def test_closing_behind_a_killed_worker_hangs_nobody(table: Table) -> None:
+    connector = Connector(table, max_tokens=16, worker="process", settings=QUICK)
+    connector.request(make_batch(0))
+    connector.service.process.kill()
+    began = time.monotonic()
+    connector.close()
+    assert time.monotonic() - began < 2
 
 
 def test_a_worker_that_cannot_start_says_why(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 
@@ -290,6 +292,31 @@ def test_host_tensors_are_refused_while_capturing(
         with pytest.raises(UnsupportedError, match="captured"):
             connector.request(make_batch(0, prefill=False))
         streams.capturing = False  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.behaviour(32)
+def test_a_killed_worker_lets_the_stream_go_and_is_named(
+    cuda_connector: Make, table: Table
+) -> None:
+    """Behaviour 32: a dead worker is found by the watchdog, whichever lane waits for it."""
+    with cuda_connector(table, max_tokens=16, worker="process", settings=PATIENT) as connector:
+        pid = connector.service.process.pid
+        os.kill(pid, signal.SIGSTOP)
+        tickets = [connector.request(make_batch(i, prefill=i == 0)) for i in range(2)]
+        os.kill(pid, signal.SIGKILL)
+        began = time.monotonic()
+        for ticket in tickets:
+            out = torch.zeros(8, table.spec.embed_dim)
+            try:
+                connector.wait(ticket, out=out)
+            except FetchTimeoutError:
+                # The watchdog's word on the first comes with the second.
+                connector.wait(ticket, out=out)
+            assert out.isnan().all()
+        assert time.monotonic() - began < 5
+        with pytest.raises(RowFetchError, match=f"worker process {pid} was killed by signal 9"):
+            connector.request(make_batch(1))
 
 
 def test_close_lets_go_of_everything(cuda_connector: Make, table: Table) -> None:
