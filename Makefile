@@ -20,7 +20,9 @@ CHECKS := check-format check-lint check-types check-native check-docstrings chec
 setup:
 	@tools/set_up.sh test
 
-demo: setup
+# The demo needs less than the tests.
+demo:
+	@tools/set_up.sh transformers
 	@tools/demo.sh
 
 test: setup

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from table_stage import encoded_table, small_spec, write_table_folder
 
+import gramary
 from gramary.cli import main
 
 SPEC = small_spec()
@@ -47,6 +48,18 @@ def test_the_command_to_see_it_again_is_told(run: Run, folder: Path) -> None:
     """Behaviour 14: the report ends with the command that shows it again."""
     _, out, _ = run(folder, "--placement", "host=auto,disk")
     assert out.endswith(f"gramary plan {folder} --placement host=auto,disk\n")
+
+
+def test_the_calls_keep_every_option(run: Run, folder: Path) -> None:
+    words = ("--placement", "host", "--kv-gib", "1.5", "--shard", "1/4", "--layer", "0")
+    _, out, _ = run(folder, *words)
+    opened, shown = out.splitlines()[-2:]
+    call = "placement='host', shard=(1, 4), layer=0, kv_bytes=1610612736)"
+    assert opened == f"open it with: gramary.Table.open({str(folder)!r}, {call}"
+    assert shown.endswith("--placement host --kv-gib 1.5 --shard 1/4 --layer 0")
+    with eval(opened.removeprefix("open it with: "), {"gramary": gramary}) as table:
+        assert table.placement.num_rows == SPEC.num_rows // 4
+    assert run(*shown.removeprefix("see it again: gramary plan ").split())[1] == out
 
 
 def test_nothing_is_allocated_or_read(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -68,8 +68,24 @@ def plan(
         free = _without(free, planned)
     for planned in placements:
         planned.require_room()
-    typer.echo(f"open it with: gramary.Table.open({str(path)!r}, placement={placement!r})")
-    typer.echo(f"see it again: gramary plan {shlex.quote(str(path))} --placement {placement}")
+    options = {"device": device, "kv_gib": kv_gib, "shard": shard, "shard_by": shard_by}
+    _print_calls(path, placement, {**options, "layer": layer})
+
+
+def _print_calls(path: Path, placement: str, options: dict[str, Any]) -> None:
+    """Prints the call that opens what was planned, and the command that shows it again."""
+    defaults = {"device": None, "kv_gib": 0.0, "shard": "0/1", "shard_by": "rows", "layer": None}
+    given = {name: value for name, value in options.items() if value != defaults[name]}
+    words = [f" --{name.replace('_', '-')} {value}" for name, value in given.items()]
+    arguments = dict(given)
+    if "kv_gib" in given:
+        arguments["kv_bytes"] = int(arguments.pop("kv_gib") * GIB)
+    if "shard" in given:
+        arguments["shard"] = _parse_shard(given["shard"])
+    call = "".join(f", {name}={value!r}" for name, value in arguments.items())
+    name = shlex.quote(str(path))
+    typer.echo(f"open it with: gramary.Table.open({str(path)!r}, placement={placement!r}{call})")
+    typer.echo(f"see it again: gramary plan {name} --placement {placement}{''.join(words)}")
 
 
 def _parse_shard(text: str) -> tuple[int, int]:
