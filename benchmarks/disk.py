@@ -187,8 +187,9 @@ def _compare(
         tier.gather(row_ids, found[name])
     layout = next(iter(tiers.values())).layout
     path = layout.files[0].path
-    # One pread a row from cold storage would take longer than all else.
-    fill_cache(path)
+    if before is not None:
+        # One pread a row from cold storage would take longer than all else.
+        fill_cache(path)
     expected = torch.empty(len(row_ids), layout.row_bytes, dtype=torch.uint8)
     read_rows_raw(path, byte_offsets(layout, row_ids), expected)
     for name, rows in found.items():

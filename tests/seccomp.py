@@ -10,6 +10,7 @@ import platform
 import struct
 
 IO_URING_SETUP = 425
+CACHESTAT = 451
 OPENAT = 257 if platform.machine() == "x86_64" else 56
 
 _PR_SET_NO_NEW_PRIVS = 38

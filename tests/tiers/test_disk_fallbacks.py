@@ -148,3 +148,29 @@ for limit in range(before - 1, before + 12):
 assert failures > 0
 """,
     )
+
+
+@pytest.mark.behaviour(30)
+@pytest.mark.parametrize("error", ["EPERM", "ENOSYS"])
+def test_without_a_way_to_ask_the_page_cache_a_sample_of_reads_decides(tmp_path, error) -> None:
+    """Behaviour 30: cachestat is refused for files of others, and unknown to older kernels."""
+    run_child(
+        tmp_path,
+        f"""
+seccomp.forbid(seccomp.CACHESTAT, errno.{error})
+rows = make_rows(40_000, 640)
+layout = write_layout(Path(sys.argv[1]), rows, splits=(9000,))
+for reader in ("io_uring", "pread"):
+    tier = DiskTier(layout, 0, len(rows), Settings(disk_reader=reader))
+    row_ids = torch.randperm(len(rows))
+    drop_cache()
+    assert torch.equal(gather(tier, row_ids), rows[row_ids])
+    num_direct = tier.stats()["num_direct_reads"]
+    assert num_direct > 0 or tier.stats()["direct_alignment"] == 0
+    for file in layout.files:
+        Path(file.path).read_bytes()
+    assert torch.equal(gather(tier, row_ids), rows[row_ids])
+    assert tier.stats()["num_direct_reads"] == num_direct, "now they are cached"
+    tier.close()
+""",
+    )

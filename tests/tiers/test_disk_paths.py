@@ -93,6 +93,32 @@ def test_warm_small_batches_wake_no_thread(table) -> None:
         tier.close()
 
 
+@pytest.mark.parametrize("num_ids", [700, 20_000, 300_000])
+@pytest.mark.parametrize("reader", READERS)
+def test_runs_in_any_order_in_their_file(tmp_path, reader, num_ids) -> None:
+    """Later rows before earlier ones, with rows that repeat, and more than one piece's worth."""
+    num_rows, width, per_run = 30_000, 160, 7500
+    rows = make_rows(num_rows, width)
+    path = tmp_path / "rows.bin"
+    firsts = range(0, num_rows, per_run)
+    path.write_bytes(
+        b"".join(rows[first : first + per_run].numpy().tobytes() for first in reversed(firsts))
+    )
+    runs = []
+    for i, first in enumerate(firsts):
+        offset = (len(firsts) - 1 - i) * per_run * width
+        part = RowPart(0, offset, width, 0, per_run, per_run * width, width)
+        runs.append(RowRun(first, per_run, (part,)))
+    layout = RowLayout((RowFile.from_path(path),), width, tuple(runs))
+    tier = DiskTier(layout, 0, num_rows, Settings(disk_reader=reader))
+    row_ids = torch.randint(0, num_rows, (num_ids,))
+    for _ in range(2):
+        drop_cache(layout)
+        found = gather(tier, row_ids)
+        assert torch.equal(found, rows[row_ids])
+    tier.close()
+
+
 @pytest.mark.behaviour(27)
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("row_bytes", [90, 160])
