@@ -9,6 +9,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "gramary"
 
 LAYERS = {
     "errors": 0,
+    "arguments": 0,
     "settings": 0,
     "stats": 0,
     "receipt_head": 0,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ class Geometry:
     num_rows: int = 1000
     num_heads: int = 4
     offsets: tuple[int, ...] = (0, 251, 502, 753)
+    row_dim: int = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Rows:
     """The part of a Codec that planning reads."""
 
     row_bytes: int = 10
+    row_dim: int = 5
 
 
 def plan(placement: str, *, spec: Any = None, row_bytes: int = 10, **numbers: Any) -> Placement:
@@ -203,9 +206,18 @@ def test_an_empty_shard_has_empty_extents() -> None:
     placement.require_room()
 
 
-def test_negative_kv_bytes_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="kv_bytes"):
-        plan("host", kv_bytes=-1)
+@pytest.mark.parametrize("name", ["free_device", "free_host", "kv_bytes", "device_total"])
+@pytest.mark.parametrize("wrong", [-1, 1000.5, "1000", math.nan, True])
+def test_numbers_of_bytes_that_are_none_are_refused(name: str, wrong: object) -> None:
+    with pytest.raises(ArgumentError, match=f"^{name}: expected an integer of at least 0, got"):
+        plan("host=auto,disk", **{name: wrong})
+
+
+def test_what_does_not_belong_together_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"^codec: expected rows of 6 values like the spec"):
+        plan("host", spec=Geometry(row_dim=6))
+    with pytest.raises(ArgumentError, match=r"^settings: expected a Settings, got \{\}"):
+        plan("host", settings={})
 
 
 budgets = st.sampled_from(["", "=auto", "=all"]) | st.integers(0, 20_000).map("={}".format)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from gramary.arguments import require_integer, require_type
 from gramary.errors import ArgumentError, CapacityError, PlacementError
 from gramary.placement_grammar import TierRequest, format_bytes, parse_placement
 from gramary.settings import GIB, Settings
@@ -149,6 +150,14 @@ def shard_range(
     return starts[rank * heads_each], starts[(rank + 1) * heads_each]
 
 
+def require_fitting(spec: HashSpec, codec: Codec) -> None:
+    """Raises ArgumentError where a codec's rows are not those of the table."""
+    if codec.row_dim != spec.row_dim:
+        raise ArgumentError(
+            f"codec: expected rows of {spec.row_dim} values like the spec, got {codec.row_dim}"
+        )
+
+
 def plan_placement(
     spec: HashSpec,
     codec: Codec,
@@ -186,11 +195,17 @@ def plan_placement(
         PlacementError: device rows without a GPU, or `host_gib` beside a placement that is not
             device=auto with host.
         CapacityError: the tiers' budgets together are smaller than the rows.
-        ArgumentError: a shard or kv_bytes out of range.
+        ArgumentError: an argument is of the wrong type or out of its range, or the codec does
+            not fit the spec.
     """
-    settings = settings or Settings()
-    if type(kv_bytes) is not int or kv_bytes < 0:
-        raise ArgumentError(f"kv_bytes: expected an integer of at least 0, got {kv_bytes!r}")
+    require_fitting(spec, codec)
+    settings = Settings() if settings is None else settings
+    require_type("settings", settings, Settings)
+    numbers = {"free_host": free_host, "kv_bytes": kv_bytes}
+    optional = {"free_device": free_device, "device_total": device_total}
+    numbers |= {name: value for name, value in optional.items() if value is not None}
+    for name, value in numbers.items():
+        require_integer(name, value, 0)
     requests = parse_placement(placement)
     first_row, end_row = shard_range(spec, shard, shard_by)
     total_bytes = (end_row - first_row) * codec.row_bytes

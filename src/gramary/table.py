@@ -11,19 +11,19 @@ from typing import Protocol
 
 import torch
 
+from gramary.arguments import require_type
 from gramary.codecs import Codec
-from gramary.errors import ArgumentError, LoadError
+from gramary.errors import LoadError
 from gramary.hashing import HashSpec
 from gramary.lifetime import Lifetime
 from gramary.ops import opaque
 from gramary.ops.flat_batch import check_flat_batch
-from gramary.placement import Placement
+from gramary.placement import Placement, require_fitting
 from gramary.reading import compiled
 from gramary.reading.arguments import (
     chosen_settings,
     flat_row_ids,
     require_device,
-    require_type,
     result_buffer,
 )
 from gramary.reading.base import TableReader
@@ -170,10 +170,7 @@ class Table:
         """
         require_type("spec", spec, HashSpec)
         require_type("codec", codec, Codec)
-        if codec.row_dim != spec.row_dim:
-            raise ArgumentError(
-                f"codec: expected rows of {spec.row_dim} values like the spec, got {codec.row_dim}"
-            )
+        require_fitting(spec, codec)
         request = StorageRequest(
             spec=spec,
             codec=codec,

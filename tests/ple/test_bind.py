@@ -1,6 +1,7 @@
 """What caps, `bind` and `export_checkpoint` refuse, and that the message names the argument."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import pytest
@@ -228,3 +229,28 @@ def test_contradicting_metadata_on_the_cpu(stage: Stage) -> None:
     stage.binding.start_positions[0] = -1
     with pytest.raises(ArgumentError, match=r"^start_positions: expected 0 or more, got -1"):
         stage.run()
+
+
+@pytest.mark.parametrize("eps", [-1e-6, math.nan, math.inf, "1e-6", None, True])
+def test_an_epsilon_that_is_none(stage: Stage, eps: object) -> None:
+    stage.load([draw_request(stage.caps, 1, 0, 3)])
+    with pytest.raises(ArgumentError, match=r"^eps: expected a finite number of at least 0, got"):
+        ple.run(stage.binding, eps=eps)
+
+
+def test_what_is_no_part_of_the_order_of_calls(stage: Stage) -> None:
+    plan, binding = stage.binding.plan, stage.binding
+    for name, call in {
+        "caps: expected a Caps": lambda: ple.plan(None),
+        "settings: expected a Settings": lambda: ple.plan(stage.caps, settings={}),
+        "plan: expected a Plan": lambda: rebind(stage, plan=stage.caps),
+        "add_residual: expected a bool": lambda: rebind(stage, add_residual="no"),
+        "binding: expected a Binding": lambda: ple.run(plan, eps=1e-6),
+    }.items():
+        with pytest.raises(ArgumentError, match=f"^{name}, got "):
+            call()
+    shape = (binding.caps.max_seqs,)
+    given = {"offsets": torch.ones(shape, dtype=torch.int32), "slots": torch.full(shape, -1)}
+    for name, wrong in (("offsets", None), ("slots", [1]), ("status", 0)):
+        with pytest.raises(ArgumentError, match=f"^{name}: expected a tensor, got "):
+            ple.export_checkpoint(binding, **given | {name: wrong})

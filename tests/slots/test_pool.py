@@ -1,5 +1,6 @@
 """SlotPool: stories with small integers, and every misuse."""
 
+import numpy as np
 import pytest
 import torch
 from ple_stage import Site, Stage, assert_same_bits, draw_request
@@ -260,10 +261,80 @@ def test_integrity_finds_a_run_in_a_committed_slot(stage: Stage, pool: SlotPool)
 def test_what_a_pool_refuses_to_be_made_of(stage: Stage) -> None:
     state, caps = stage.binding.conv_state, stage.caps
     for wrong, message in (
-        (state[:, 1:], r"conv_state: expected shape \[slots, 12, 48\], got \[6, 11, 48\]"),
+        (state[:, 1:], r"conv_state: expected shape \[6, 12, 48\], got \[6, 11, 48\]"),
+        (state[0], r"conv_state: expected shape \[6, 12, 48\], got \[12, 48\]"),
+        (state.repeat(2, 1, 1), "conv_state: expected at most max_state_slots = 6 slots, got 12"),
+        (state[:, :, :1].expand_as(state), "conv_state: expected rows of 576 contiguous elements"),
+        (state.to("meta"), "conv_state: expected device cpu, got meta"),
+        (None, "conv_state: expected a tensor, got NoneType"),
         (state.half(), r"conv_state: expected dtype torch\.float32, got torch\.float16"),
     ):
         with pytest.raises(ArgumentError, match=message):
             SlotPool(caps, wrong, history_length=2, model_id="m")
-    with pytest.raises(ArgumentError, match="protected: expected slots from 0 to 5, got 6"):
-        make_pool(stage, protected=[6])
+    for options, message in (
+        ({"protected": [6]}, "protected: expected slots from 0 to 5, got 6"),
+        ({"protected": ["0"]}, "protected: expected an integer, got '0'"),
+        ({"history_length": -1}, "history_length: expected an integer of at least 0, got -1"),
+        ({"history_length": 2.0}, "history_length: expected an integer of at least 0, got 2.0"),
+        ({"model_id": None}, "model_id: expected a str, got None"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            make_pool(stage, **options)
+    with pytest.raises(ArgumentError, match="caps: expected a Caps, got None"):
+        SlotPool(None, state, history_length=2, model_id="m")
+
+
+@pytest.mark.parametrize("wrong", [None, "1", 1.0, True, [1], torch.tensor(1.0)])
+def test_numbers_that_are_none_are_refused_and_change_nothing(
+    pool: SlotPool, wrong: object
+) -> None:
+    slot = pool.acquire()
+    pool.advance(slot, 0, 5)
+    kept = pool.snapshot(slot, 5, HISTORY)
+    pending = pool.checkpoint(slot, 3, HISTORY)
+    for name, call in {
+        "slot": lambda: pool.release(wrong),
+        "start": lambda: pool.advance(slot, wrong, 1),
+        "num_tokens": lambda: pool.advance(slot, 5, wrong),
+        "position": lambda: pool.fork(slot, wrong),
+        "status": lambda: pool.commit(pending, wrong),
+        r"history\[1\]": lambda: pool.checkpoint(slot, 3, (5, wrong)),
+    }.items():
+        with pytest.raises(ArgumentError, match=f"^{name}: expected an integer.*, got "):
+            call()
+    for call in (
+        lambda: pool.checkpoint(slot, wrong, HISTORY),
+        lambda: pool.snapshot(slot, wrong, HISTORY),
+        lambda: pool.restore(kept, wrong, HISTORY),
+    ):
+        with pytest.raises(ArgumentError, match=r"^position: expected an integer, got "):
+            call()
+    for call in (pool.discard, pool.export_blob, lambda kept: pool.restore(kept, 5, HISTORY)):
+        with pytest.raises(ArgumentError, match=r"^checkpoint: expected a WindowCheckpoint, got "):
+            call(wrong)
+    with pytest.raises(ArgumentError, match=r"^blob: expected a bytes or .* got "):
+        pool.import_blob(wrong)
+    assert (pool.live_slots, pool.num_free) == ((slot,), 3)
+    pool.check_integrity()
+
+
+@pytest.mark.parametrize("history", [5, None, (-1, 2), (1, 2**63), "ab"])
+def test_histories_that_are_none_are_refused(pool: SlotPool, history: object) -> None:
+    slot = pool.acquire()
+    pool.advance(slot, 0, 5)
+    with pytest.raises(ArgumentError, match=r"^history"):
+        pool.checkpoint(slot, 3, history)
+    assert pool.num_free == 5
+
+
+def test_integers_of_other_kinds_are_taken(pool: SlotPool) -> None:
+    """A scheduler's numbers often come out of an array or a tensor."""
+    slot = torch.tensor(pool.acquire())
+    pool.advance(slot, np.int64(0), torch.tensor(5))
+    kept = pool.snapshot(slot, torch.tensor(5), np.array(HISTORY))
+    assert (kept.position, kept.history) == (5, HISTORY)
+    assert pool.restore(kept, np.int32(5), torch.tensor(HISTORY)) == 2
+    blob = pool.export_blob(kept)
+    assert pool.import_blob(memoryview(blob)).history == HISTORY
+    pool.release(slot)
+    pool.check_integrity()

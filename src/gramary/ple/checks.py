@@ -24,12 +24,11 @@ def check_binding(
     """Returns the spans of a binding's tensors, or raises ArgumentError naming a wrong one."""
     caps = plan.caps
     for name, tensor in tensors.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise ArgumentError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+        require_tensor(name, tensor)
+    check_pool(caps, tensors["conv_state"])
     for name, (shape, dtype) in expected_tensors(plan, tensors).items():
         check_tensor(name, tensors[name], shape, dtype, caps.device)
         check_layout(name, tensors[name])
-    check_pool(caps, tensors["conv_state"])
     check_scratch(plan, tensors["scratch"])
     spans = tuple(span_of(name, tensor) for name, tensor in tensors.items())
     in_place = add_residual and is_same(tensors["out"], tensors["residual"])
@@ -47,6 +46,9 @@ def check_export(
 ) -> None:
     """Raises ArgumentError naming an argument of `export_checkpoint` that is wrong."""
     caps = binding.caps
+    for name, tensor in (("offsets", offsets), ("slots", slots), ("status", status)):
+        if name != "status" or tensor is not None:
+            require_tensor(name, tensor)
     if slots.ndim not in (1, 2) or slots.shape[0] != caps.max_seqs:
         raise ArgumentError(
             f"slots: expected shape [{caps.max_seqs}] or [{caps.max_seqs}, n], "
@@ -70,11 +72,10 @@ def expected_tensors(
     plan: Plan, tensors: Mapping[str, torch.Tensor]
 ) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Returns shape and dtype of every argument of `bind`; runtime sizes are taken as given."""
-    caps, scratch, pool = plan.caps, tensors["scratch"], tensors["conv_state"]
+    caps, scratch = plan.caps, tensors["scratch"]
     tokens, seqs, dtype = caps.max_tokens, caps.max_seqs, caps.dtype
     by_stream = (tokens, caps.streams, caps.hidden_size)
     num_bytes = scratch.shape[0] if scratch.ndim == 1 else plan.scratch_nbytes
-    num_slots = pool.shape[0] if pool.ndim == 3 else caps.max_state_slots
     return {
         "scratch": ((num_bytes,), torch.uint8),
         "residual": (by_stream, dtype),
@@ -89,9 +90,14 @@ def expected_tensors(
         "state_slot_ids": ((seqs,), torch.int64),
         "num_seqs": ((1,), torch.int32),
         "num_tokens": ((1,), torch.int32),
-        "conv_state": ((num_slots, caps.state_capacity, caps.channels), dtype),
         "out": (by_stream, dtype),
     }
+
+
+def require_tensor(name: str, tensor: object) -> None:
+    """Raises ArgumentError where an argument is no tensor."""
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(f"{name}: expected a tensor, got {type(tensor).__name__}")
 
 
 def check_tensor(
@@ -127,7 +133,12 @@ def check_layout(name: str, tensor: torch.Tensor) -> None:
 
 
 def check_pool(caps: Caps, conv_state: torch.Tensor) -> None:
-    """Raises ArgumentError where the pool has more slots than planned for."""
+    """Raises ArgumentError where a pool of windows does not fit the caps."""
+    require_tensor("conv_state", conv_state)
+    num_slots = conv_state.shape[0] if conv_state.ndim == 3 else caps.max_state_slots
+    shape = (num_slots, caps.state_capacity, caps.channels)
+    check_tensor("conv_state", conv_state, shape, caps.dtype, caps.device)
+    check_layout("conv_state", conv_state)
     if conv_state.shape[0] > caps.max_state_slots:
         raise ArgumentError(
             f"conv_state: expected at most max_state_slots = {caps.max_state_slots} slots, "

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from gramary.errors import SlotError
+from gramary.arguments import require_type
+from gramary.errors import ArgumentError, SlotError
 from gramary.ops.gate_conv import Binding, Caps, Plan, backend_for
 from gramary.ple.checks import check_binding, check_export
 from gramary.settings import Settings
@@ -26,17 +29,20 @@ def plan(caps: Caps, *, settings: Settings | None = None, backend: str | None = 
         may run or export at the same time as another.
 
     Raises:
+        ArgumentError: caps or settings are none.
         UnsupportedError: no backend for this device.
         DependencyError: the backend needs a package that is missing.
     """
+    require_type("caps", caps, Caps)
+    settings = Settings.from_env() if settings is None else settings
+    require_type("settings", settings, Settings)
     chosen = backend_for(caps, backend)
-    debug_checks = (settings or Settings.from_env()).debug_checks
     return Plan(
         caps=caps,
         scratch_nbytes=chosen.scratch_nbytes(caps),
         backend=chosen,
         prepared=chosen.prepare(caps),
-        debug_checks=debug_checks,
+        debug_checks=settings.debug_checks,
     )
 
 
@@ -109,6 +115,8 @@ def bind(
         "conv_state": conv_state,
         "out": out,
     }
+    require_type("plan", plan, Plan)
+    require_type("add_residual", add_residual, bool)
     spans = check_binding(plan, tensors, add_residual)
     return Binding(plan=plan, add_residual=add_residual, spans=spans, **tensors)
 
@@ -127,15 +135,18 @@ def run(binding: Binding, *, eps: float) -> torch.Tensor:
 
     Args:
         binding: what `bind` returned.
-        eps: the norms' epsilon.
+        eps: the norms' epsilon, finite and at least 0.
 
     Returns:
         `binding.out`, valid on the current stream of the binding's device.
 
     Raises:
         SlotError: with `settings.debug_checks`, two live requests name one slot.
-        ArgumentError: on the CPU, the metadata contradict each other.
+        ArgumentError: binding or eps is none, or, on the CPU, the metadata contradict each other.
     """
+    require_type("binding", binding, Binding)
+    if type(eps) not in (int, float) or not 0 <= eps < math.inf:
+        raise ArgumentError(f"eps: expected a finite number of at least 0, got {eps!r}")
     if binding.plan.debug_checks:
         _refuse_shared_slots(binding)
     binding.plan.backend.run(binding, eps)
@@ -174,6 +185,7 @@ def export_checkpoint(
     Raises:
         ArgumentError: wrong shape, dtype, device or layout, or shared memory.
     """
+    require_type("binding", binding, Binding)
     check_export(binding, offsets, slots, status)
     columns = None if status is None else _as_columns(status)
     binding.plan.backend.export_checkpoint(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from gramary.arguments import require_type
 from gramary.codecs import Codec, describe
 from gramary.errors import ArgumentError, RowIdError
 from gramary.native.rows import first_wrong_row_id
@@ -11,12 +12,6 @@ from gramary.ops.flat_batch import check_out
 from gramary.settings import Settings
 
 _ID_DTYPES = (torch.int32, torch.int64)
-
-
-def require_type(name: str, value: object, kind: type) -> None:
-    """Raises ArgumentError where an argument is no instance of `kind`."""
-    if not isinstance(value, kind):
-        raise ArgumentError(f"{name}: expected a {kind.__name__}, got {value!r}")
 
 
 def chosen_settings(settings: Settings | None) -> Settings:

@@ -28,6 +28,7 @@ import struct
 import torch
 import xxhash
 
+from gramary.arguments import require_type
 from gramary.errors import SlotError
 
 MAGIC = b"GRAMWIN\0"
@@ -70,12 +71,15 @@ class WindowBlob:
         return body + struct.pack("<Q", xxhash.xxh64_intdigest(body))
 
     @classmethod
-    def from_bytes(cls, blob: bytes) -> WindowBlob:
+    def from_bytes(cls, blob: bytes | bytearray | memoryview) -> WindowBlob:
         """Returns the window of a blob.
 
         Raises:
+            ArgumentError: it is no bytes at all.
             SlotError: it is none, of another version, truncated, too long, or altered.
         """
+        require_type("blob", blob, bytes, bytearray, memoryview)
+        blob = bytes(blob)
         if len(blob) < HEADER.size or not blob.startswith(MAGIC):
             raise SlotError("blob: expected an exported window, got other bytes")
         _, version, code, length, channels, position, num_tokens, num_bytes = HEADER.unpack_from(

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from gramary.arguments import require_integer, require_type
 from gramary.errors import ArgumentError, SlotError
 from gramary.ops.gate_conv import Caps, ExportStatus
 from gramary.ple import from_chronological, to_chronological
+from gramary.ple.checks import check_pool
 from gramary.slots.blob import WindowBlob
-from gramary.slots.records import CheckpointState, Tenure, WindowCheckpoint
+from gramary.slots.records import CheckpointState, Tenure, WindowCheckpoint, token_history
 
 
 class SlotPool:
@@ -34,7 +36,8 @@ class SlotPool:
         protected: slots never to be handed out (an engine's null block).
 
     Raises:
-        ArgumentError: conv_state does not fit the caps, or a protected slot lies outside it.
+        ArgumentError: conv_state does not fit the caps, or a protected slot lies outside it; in
+            every method, an argument is of the wrong type.
     """
 
     def __init__(
@@ -46,19 +49,14 @@ class SlotPool:
         model_id: str,
         protected: Iterable[int] = (),
     ) -> None:
-        expected = (caps.state_capacity, caps.channels)
-        if conv_state.ndim != 3 or tuple(conv_state.shape[1:]) != expected:
-            raise ArgumentError(
-                f"conv_state: expected shape [slots, {expected[0]}, {expected[1]}], "
-                f"got {list(conv_state.shape)}"
-            )
-        if conv_state.dtype != caps.dtype:
-            raise ArgumentError(f"conv_state: expected dtype {caps.dtype}, got {conv_state.dtype}")
+        require_type("caps", caps, Caps)
+        check_pool(caps, conv_state)
+        require_type("model_id", model_id, str)
         self.caps = caps
         self.conv_state = conv_state
-        self.history_length = history_length
+        self.history_length = require_integer("history_length", history_length, 0)
         self.model_id = model_id
-        self._protected = frozenset(protected)
+        self._protected = frozenset(require_integer("protected", slot) for slot in protected)
         outside = [slot for slot in self._protected if not 0 <= slot < conv_state.shape[0]]
         if outside:
             raise ArgumentError(
@@ -95,6 +93,7 @@ class SlotPool:
         Raises:
             SlotError: no request holds the slot.
         """
+        slot = require_integer("slot", slot)
         self._tenure(slot)
         del self._live[slot]
         heapq.heappush(self._free, slot)
@@ -109,6 +108,8 @@ class SlotPool:
         Raises:
             SlotError: no request holds the slot, or the start is out of these bounds.
         """
+        start = require_integer("start", start)
+        num_tokens = require_integer("num_tokens", num_tokens)
         if num_tokens < 0:
             raise SlotError(f"num_tokens: expected 0 or more, got {num_tokens}")
         tenure = self._tenure(slot)
@@ -126,6 +127,7 @@ class SlotPool:
             SlotError: no request holds the slot, the position is out of bounds, or no slot is
                 free.
         """
+        position = require_integer("position", position)
         tenure = self._tenure(slot)
         tenure.check(slot, position, self.caps.max_speculative_tokens)
         # The copy holds the same columns and so may roll back as far; what lies beyond is stale.
@@ -147,6 +149,7 @@ class SlotPool:
             SlotError: no request holds the slot, the run does not reach the position, the
                 history has another length, or no slot is free.
         """
+        position = require_integer("position", position)
         tenure = self._tenure(slot)
         if not tenure.start < position <= tenure.end:
             raise SlotError(
@@ -174,6 +177,7 @@ class SlotPool:
             SlotError: the checkpoint is not pending in this pool, or the status is none.
         """
         self._expect(checkpoint, CheckpointState.PENDING)
+        status = require_integer("status", status)
         known = [int(member) for member in ExportStatus]
         if status not in known:
             raise SlotError(f"status: expected an ExportStatus ({known}), got {status}")
@@ -207,9 +211,10 @@ class SlotPool:
                 free.
         """
         self._expect(checkpoint, CheckpointState.COMMITTED)
-        if (position, tuple(history)) != (checkpoint.position, checkpoint.history):
+        position, tokens = require_integer("position", position), token_history(history)
+        if (position, tokens) != (checkpoint.position, checkpoint.history):
             raise SlotError(
-                f"checkpoint: expected position {position} and history {list(history)}, got one "
+                f"checkpoint: expected position {position} and history {list(tokens)}, got one "
                 f"of position {checkpoint.position} and history {list(checkpoint.history)}; "
                 "look prefixes up by all their tokens"
             )
@@ -224,6 +229,7 @@ class SlotPool:
             SlotError: no request holds the slot, the position is out of the bounds of a start,
                 the history has another length, or no slot is free.
         """
+        position = require_integer("position", position)
         self._tenure(slot).check(slot, position, self.caps.max_speculative_tokens)
         kept = self._keep(position, history, CheckpointState.COMMITTED)
         window = to_chronological(self.conv_state[slot], position, self.caps.state_length)
@@ -247,7 +253,7 @@ class SlotPool:
         history = checkpoint.history
         return WindowBlob(window, checkpoint.position, history, self.model_id).to_bytes()
 
-    def import_blob(self, blob: bytes) -> WindowCheckpoint:
+    def import_blob(self, blob: bytes | bytearray | memoryview) -> WindowCheckpoint:
         """Returns a committed checkpoint made of another pool's blob.
 
         Raises:
@@ -304,14 +310,14 @@ class SlotPool:
         self, position: int, history: Sequence[int], state: CheckpointState
     ) -> WindowCheckpoint:
         """Takes a free slot for a checkpoint."""
-        if len(history) != self.history_length:
+        tokens = token_history(history)
+        if len(tokens) != self.history_length:
             raise SlotError(
                 f"history: expected the last {self.history_length} tokens before position "
-                f"{position} (EOS where missing), got {len(history)}"
+                f"{position} (EOS where missing), got {len(tokens)}"
             )
         if position < 0:
             raise SlotError(f"position: expected 0 or more, got {position}")
-        tokens = tuple(int(token) for token in history)
         kept = WindowCheckpoint(self._take_free(), position, tokens, state=state)
         self._checkpoints[kept.slot] = kept
         return kept
@@ -332,6 +338,7 @@ class SlotPool:
 
     def _tenure(self, slot: int) -> Tenure:
         """Returns the record of a request's slot, or raises SlotError."""
+        slot = require_integer("slot", slot)
         if slot not in self._live:
             holder = "a checkpoint" if slot in self._checkpoints else "nobody"
             raise SlotError(
@@ -342,6 +349,7 @@ class SlotPool:
 
     def _expect(self, checkpoint: WindowCheckpoint, *states: CheckpointState) -> None:
         """Raises SlotError where a checkpoint is not this pool's, or in none of these states."""
+        require_type("checkpoint", checkpoint, WindowCheckpoint)
         is_ours = self._checkpoints.get(checkpoint.slot) is checkpoint
         if not is_ours and checkpoint.state is not CheckpointState.DISCARDED:
             raise SlotError(

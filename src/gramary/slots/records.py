@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Iterable
 
-from gramary.errors import SlotError
+from gramary.arguments import require_integer
+from gramary.errors import ArgumentError, SlotError
+
+# Token ids, as the blob of a window holds them.
+MAX_TOKEN = 2**63 - 1
 
 
 @dataclasses.dataclass
@@ -92,3 +97,18 @@ class WindowCheckpoint:
     history: tuple[int, ...]
     offset: int = 0
     state: CheckpointState = CheckpointState.PENDING
+
+
+def token_history(history: Iterable[int]) -> tuple[int, ...]:
+    """Returns a caller's history as plain numbers.
+
+    Raises:
+        ArgumentError: it is no sequence of token ids.
+    """
+    try:
+        tokens = tuple(history)
+    except TypeError:
+        raise ArgumentError(f"history: expected token ids, got {history!r}") from None
+    return tuple(
+        require_integer(f"history[{i}]", token, 0, MAX_TOKEN) for i, token in enumerate(tokens)
+    )
