@@ -44,6 +44,8 @@ STARTS = torch.tensor([0, 2, 2, 6], dtype=torch.int32)
         ({"history": torch.zeros(3, 2)}, "history"),
         ({"is_prefill": [True]}, "is_prefill"),
         ({"num_drafts": [0, 1]}, "num_drafts"),
+        ({"num_drafts": -1}, "num_drafts"),
+        ({"num_drafts": [0, -1, 0]}, "num_drafts"),
     ],
 )
 def test_wrong_arguments_are_named(changes: dict[str, Any], named: str) -> None:
@@ -82,6 +84,13 @@ def test_an_empty_batch_is_legal() -> None:
 def test_a_chunk_stays_inside_its_prompt(start: int, length: int) -> None:
     with pytest.raises(ArgumentError, match="chunk of the prompt's 3 tokens"):
         Batch.from_prompts(SPEC, [[1, 2, 4]], [start], [length])
+
+
+@pytest.mark.parametrize("prompt", ["abc", 5, None, [1.5], [[1]], [2**70], ["a"], [True]])
+def test_a_prompt_is_token_ids(prompt: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"^prompts\[1\]: expected the token ids of one prompt"):
+        Batch.from_prompts(SPEC, [[1], prompt], [0, 0], [1, 1])
+    assert Batch.from_prompts(SPEC, [[]], [0], [0]).num_tokens == 0
 
 
 @pytest.mark.behaviour(22, 23)

@@ -11,6 +11,8 @@ from gramary.errors import ArgumentError
 from gramary.hashing import HashSpec
 from gramary.ops.flat_batch import TOKEN_DTYPES, check_tensor
 
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
@@ -56,6 +58,8 @@ class Batch:
             )
         for name in ("is_prefill", "num_drafts"):
             self._check_per_request(name)
+        if self.num_drafts is not None and bool((torch.as_tensor(self.num_drafts) < 0).any()):
+            raise ArgumentError(f"num_drafts: expected counts of at least 0, got {self.num_drafts}")
 
     @classmethod
     def from_prompts(
@@ -77,7 +81,8 @@ class Batch:
             A batch of int64 host tensors it owns, with `is_prefill=True`.
 
         Raises:
-            ArgumentError: the arguments differ in length, or a chunk leaves its prompt.
+            ArgumentError: the arguments differ in length, a prompt holds no token ids, or a chunk
+                leaves its prompt.
         """
         if not len(prompts) == len(starts) == len(lengths):
             raise ArgumentError(
@@ -88,7 +93,7 @@ class Batch:
         history = torch.full((len(prompts), width), spec.eos_token_id, dtype=torch.int64)
         chunks = []
         for i, (prompt, start, length) in enumerate(zip(prompts, starts, lengths, strict=True)):
-            tokens = torch.as_tensor(prompt, dtype=torch.int64, device="cpu")
+            tokens = _prompt_tokens(f"prompts[{i}]", prompt)
             if start < 0 or length < 0 or start + length > tokens.numel():
                 raise ArgumentError(
                     f"starts[{i}], lengths[{i}]: expected a chunk of the prompt's "
@@ -178,6 +183,18 @@ class Batch:
             raise ArgumentError(
                 f"{name}: expected one value a request ({self.num_requests}), got {len(value)}"
             )
+
+
+def _prompt_tokens(name: str, prompt: torch.Tensor | Sequence[int]) -> torch.Tensor:
+    """Returns a prompt as int64 [T] on the host."""
+    try:
+        tokens = torch.as_tensor(prompt, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        tokens = None
+    is_whole = tokens is not None and (tokens.dtype in _INTEGERS or not tokens.numel())
+    if tokens is None or not is_whole or tokens.ndim != 1:
+        raise ArgumentError(f"{name}: expected the token ids of one prompt [T], got {prompt!r}")
+    return tokens.to(torch.int64)
 
 
 __all__ = ["Batch"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from gramary.arguments import require_type
 from gramary.checkpoint import find_checkpoints, open_checkpoint
 from gramary.errors import ArgumentError
 from gramary.pack import open_pack
@@ -46,6 +47,7 @@ def find_sources(path: str | os.PathLike[str]) -> tuple[TableSource, ...]:
 
 
 def _check_path(path: str | os.PathLike[str]) -> None:
+    require_type("path", path, str, os.PathLike)
     if not os.path.exists(path):
         raise ArgumentError(
             f"path: expected a model's folder or a pack, got {os.fspath(path)!r}, which does not "

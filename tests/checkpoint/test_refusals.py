@@ -75,6 +75,9 @@ def test_no_such_folder(tmp_path):
     refused(tmp_path / "none", CheckpointError, "No such file", "check the path")
     with pytest.raises(ArgumentError, match=r"path: .*does not exist; check it"):
         open_source(tmp_path / "none")
+    for wrong in (None, 5, b"none"):
+        with pytest.raises(ArgumentError, match=r"^path: expected a str or PathLike, got "):
+            open_source(wrong)
 
 
 def test_a_folder_without_weights(copy_checkpoint):

@@ -297,6 +297,24 @@ def test_refusals(layer: PLELayer) -> None:
     bare = PLELayer(layer.geometry)
     with pytest.raises(ArgumentError, match=r"^rows: expected the tokens' rows"):
         bare(hidden, tokens)
+    for arguments, options, message in (
+        ((None, tokens), {}, "hidden_states: expected a Tensor, got None"),
+        ((hidden, tokens.tolist()), {}, "token_ids: expected a Tensor"),
+        ((hidden[0], tokens[0], [0, 6]), {}, "query_start_loc: expected a Tensor"),
+        ((hidden, tokens), {"rows": [1]}, "rows: expected a Tensor"),
+        ((hidden, tokens), {"state": 2}, "state: expected a PLEState, got 2"),
+    ):
+        with pytest.raises(ArgumentError, match=f"^{message}"):
+            layer(*arguments, **options)
+    for wrong in (-1, 1.5, None, "1", True):
+        with pytest.raises(ArgumentError, match=r"^num_requests: expected an integer of at least"):
+            layer.new_state(wrong)
+        with pytest.raises(ArgumentError, match=r"^max_speculative_tokens: expected an integer"):
+            layer.new_state(1, max_speculative_tokens=wrong)
+    with pytest.raises(ArgumentError, match=r"^table: expected a Table, got 5"):
+        PLELayer(layer.geometry, table=5)
+    with pytest.raises(ArgumentError, match=r"^dtype: expected bfloat16, float16 or float32, got"):
+        PLELayer(layer.geometry, dtype=torch.float64)
     with pytest.raises(ArgumentError, match=r"^table: expected one of HashSpec"):
         PLELayer(CONFIG | {"seed": 6}, table=layer.table)
 

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from gramary.arguments import require_type
 from gramary.errors import ArgumentError
 from gramary.layer.batch import LayerBatch
 from gramary.layer.geometry import PLEGeometry
 from gramary.layer.state import PLEState
 from gramary.layer.weights import read_weights
+from gramary.ops.gate_conv import DTYPES
 from gramary.table import Table
 
 
@@ -43,7 +45,8 @@ class PLELayer(nn.Module):
 
     Raises:
         ConfigError: the configuration gives no valid geometry.
-        ArgumentError: the table is another layer's, or on another device.
+        ArgumentError: the table is another layer's, or on another device, or the dtype is none of
+            the three.
 
     Source: `Qwen4ExpTextPLELayer` in transformers 5.24, models/qwen4_exp/modeling_qwen4_exp.py.
     """
@@ -62,6 +65,10 @@ class PLELayer(nn.Module):
         geometry = config if is_geometry else PLEGeometry.from_config(config, ple_index)
         assert isinstance(geometry, PLEGeometry)
         self.geometry = geometry
+        if dtype not in DTYPES:
+            raise ArgumentError(f"dtype: expected bfloat16, float16 or float32, got {dtype!r}")
+        if table is not None:
+            require_type("table", table, Table)
         device = torch.device(device or (table.device if table is not None else "cpu"))
         self.table = table
         channels, hidden_size = geometry.channels, geometry.hidden_size
@@ -140,7 +147,11 @@ class PLELayer(nn.Module):
         return self.key_proj.weight.dtype
 
     def new_state(self, num_requests: int, *, max_speculative_tokens: int = 0) -> PLEState:
-        """Returns the state of fresh requests; drafts up to that number can be rejected at once."""
+        """Returns the state of fresh requests; drafts up to that number can be rejected at once.
+
+        Raises:
+            ArgumentError: a number is none, or out of its range.
+        """
         return PLEState.fresh(
             self.geometry,
             num_requests,
@@ -191,6 +202,7 @@ class PLELayer(nn.Module):
         if tokens.shape[0] == 0 or num_requests == 0:
             return hidden_states.clone() if add_residual else torch.zeros_like(hidden_states)
         kept = self.new_state(num_requests) if state is None else state
+        require_type("state", kept, PLEState)
         if kept.num_requests != num_requests:
             raise ArgumentError(
                 f"state: expected one of {num_requests} requests, got {kept.num_requests}"
@@ -233,6 +245,11 @@ class PLELayer(nn.Module):
         query_start_loc: torch.Tensor | None,
     ) -> None:
         """Raises ArgumentError where the shapes do not go together."""
+        given = {"hidden_states": hidden_states, "token_ids": token_ids}
+        if query_start_loc is not None:
+            given["query_start_loc"] = query_start_loc
+        for name, tensor in given.items():
+            require_type(name, tensor, torch.Tensor)
         is_flat = query_start_loc is not None
         if token_ids.ndim != (1 if is_flat else 2):
             expected = "[T] with" if is_flat else "[B, T] without"
@@ -242,11 +259,12 @@ class PLELayer(nn.Module):
         self._check_tensor(
             "hidden_states", hidden_states, (*token_ids.shape, self.geometry.channels)
         )
-        for name, tensor in (("token_ids", token_ids), ("query_start_loc", query_start_loc)):
-            if tensor is not None and tensor.device != self.device:
+        for name, tensor in given.items():
+            if tensor.device != self.device:
                 raise ArgumentError(f"{name}: expected one on {self.device}, got {tensor.device}")
 
     def _check_tensor(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+        require_type(name, tensor, torch.Tensor)
         expected = (self.dtype, list(shape), self.device)
         got = (tensor.dtype, list(tensor.shape), tensor.device)
         if got != expected:

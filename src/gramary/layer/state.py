@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
+from gramary.arguments import require_integer
 from gramary.errors import ArgumentError, SlotError
 from gramary.layer.geometry import PLEGeometry
+from gramary.ops.gate_conv import RANGES
 
 
 class PLEState:
@@ -75,7 +77,14 @@ class PLEState:
             max_speculative_tokens: drafts that one `rewind` may reject.
             device: where the pool lies.
             dtype: the layer's dtype.
+
+        Raises:
+            ArgumentError: a number is none, or out of the range of `ops.gate_conv.RANGES`.
         """
+        num_requests = require_integer("num_requests", num_requests, 0)
+        max_speculative_tokens = require_integer(
+            "max_speculative_tokens", max_speculative_tokens, *RANGES["max_speculative_tokens"]
+        )
         capacity = geometry.state_length + max_speculative_tokens + 1
         # No position below 0 is ever read, so a pool needs no zeros.
         pool = torch.empty(num_requests, capacity, geometry.channels, device=device, dtype=dtype)
