@@ -25,6 +25,12 @@ def device(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.fixture(autouse=True, scope="session")
+def whole_float32() -> None:
+    """Convolutions of float32 multiply float32, on a GPU too."""
+    torch.backends.cudnn.allow_tf32 = False
+
+
 @pytest.fixture(scope="session")
 def prompts() -> list[list[int]]:
     """Token ids of some verses."""

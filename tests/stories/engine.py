@@ -27,7 +27,7 @@ from gramary.integrations.transformers import load
 
 TINY = Path(__file__).parents[2] / "models" / "tiny"
 MAX_TOKENS, MAX_REQUESTS, NUM_SLOTS = 64, 4, 12
-SETTINGS = Settings(num_threads=1, request_timeout_s=20)
+SETTINGS = Settings(request_timeout_s=20)
 
 
 class ReachedError(Exception):

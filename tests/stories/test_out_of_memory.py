@@ -9,7 +9,8 @@ import pytest
 import torch
 from stories.engine import TINY, Oracle
 
-from gramary import Settings, Table
+from gramary import HashSpec, Settings, Table
+from gramary.codecs import Codec
 from gramary.errors import CapacityError
 from gramary.integrations.transformers import load
 
@@ -22,6 +23,8 @@ def test_a_model_that_does_not_fit_is_refused_and_then_served_from_disk(
     device: str, oracle: Callable[..., Oracle], prompts: list[list[int]]
 ) -> None:
     """Behaviours 6 and 8: refused with the numbers before anything is taken."""
+    # A device's own descriptors are there before any is counted.
+    torch.zeros(1, device=device)
     descriptors = len(os.listdir("/proc/self/fd"))
     with pytest.raises(CapacityError, match=r"needs 7,188,480 bytes.*4,194,304 free") as caught:
         Table.open(TINY, placement="host", device=device, settings=SMALL)
@@ -77,9 +80,11 @@ def test_memory_that_is_refused_while_opening() -> None:
 
 @pytest.mark.gpu
 def test_a_gpu_without_room_is_refused_and_the_rows_go_elsewhere() -> None:
+    # The published geometry in float32: 205 GB.
+    spec = HashSpec(248320, 248044, 3, 8, 160, 20_000_000, 128, layer_id=2)
+    with pytest.raises(CapacityError, match=r"device.*204,800,983,040"):
+        Table.empty(spec, Codec("fp32", 160, None), placement="device").materialize()
     free = torch.cuda.mem_get_info()[0]
-    with pytest.raises(CapacityError, match="device"):
-        Table.open(TINY, placement="device", kv_bytes=free)
     with Table.open(TINY, placement="device=auto,host", kv_bytes=free) as table:
         tiers = {extent.tier: extent.num_rows for extent in table.placement.extents}
         assert tiers.get("device", 0) == 0
