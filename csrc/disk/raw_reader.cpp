@@ -35,7 +35,8 @@ class RawRing {
         memory_.reserve(std::size_t{depth} * block_bytes);
         const iovec memory{memory_.data(), memory_.size()};
         error_ = -io_uring_register_files(&ring_, &fd, 1);
-        if (error_ == 0) error_ = -io_uring_register_buffers(&ring_, &memory, 1);
+        // Locked memory may be short: then the kernel maps the pages for each read.
+        has_fixed_buffer_ = error_ == 0 && io_uring_register_buffers(&ring_, &memory, 1) == 0;
     }
     ~RawRing() {
         if (is_open_) io_uring_queue_exit(&ring_);
@@ -70,8 +71,13 @@ class RawRing {
  private:
     void prepare(unsigned slot, std::int64_t offset) {
         io_uring_sqe* const entry = io_uring_get_sqe(&ring_);
-        io_uring_prep_read_fixed(entry, 0, memory_.data() + std::size_t{slot} * block_bytes_,
-                                 block_bytes_, static_cast<std::uint64_t>(offset), 0);
+        std::uint8_t* const memory = memory_.data() + std::size_t{slot} * block_bytes_;
+        const auto place = static_cast<std::uint64_t>(offset);
+        if (has_fixed_buffer_) {
+            io_uring_prep_read_fixed(entry, 0, memory, block_bytes_, place, 0);
+        } else {
+            io_uring_prep_read(entry, 0, memory, block_bytes_, place);
+        }
         entry->flags |= IOSQE_FIXED_FILE;
         io_uring_sqe_set_data64(entry, slot);
     }
@@ -80,13 +86,42 @@ class RawRing {
     AlignedBuffer memory_;
     unsigned depth_;
     std::uint32_t block_bytes_;
+    bool has_fixed_buffer_ = false;
     bool is_open_ = false;
     int error_ = 0;
 };
 
+int read_by_ring(int fd, std::span<const std::int64_t> offsets, std::uint32_t block_bytes,
+                 int depth) {
+    return RawRing(fd, static_cast<unsigned>(depth), block_bytes).read(offsets);
+}
+
 }  // namespace
 
 QueueShape lane_shape() { return {UringLanes::num_lanes(), UringLanes::kDepth}; }
+#else
+namespace {
+
+int read_by_ring(int, std::span<const std::int64_t>, std::uint32_t, int) { return ENOSYS; }
+
+}  // namespace
+
+QueueShape lane_shape() { return {1, 1}; }
+#endif
+
+namespace {
+
+int read_one_by_one(int fd, std::span<const std::int64_t> offsets, std::uint32_t block_bytes) {
+    AlignedBuffer memory;
+    memory.reserve(block_bytes);
+    for (const std::int64_t offset : offsets) {
+        const PositionedRead result = read_fully(fd, memory.data(), block_bytes, offset);
+        if (result.error != 0) return result.error;
+    }
+    return 0;
+}
+
+}  // namespace
 
 int read_blocks_raw(const std::string& path, std::span<const std::int64_t> offsets,
                     std::uint32_t block_bytes, const QueueShape& shape) {
@@ -98,21 +133,15 @@ int read_blocks_raw(const std::string& path, std::span<const std::int64_t> offse
     for (std::size_t begin = 0; begin < offsets.size(); begin += share) {
         const auto part = offsets.subspan(begin, std::min(share, offsets.size() - begin));
         threads.emplace_back([&, part] {
-            RawRing ring(file.get(), static_cast<unsigned>(shape.depth), block_bytes);
-            if (const int code = ring.read(part)) error = code;
+            const int code = shape.depth == 1
+                                 ? read_one_by_one(file.get(), part, block_bytes)
+                                 : read_by_ring(file.get(), part, block_bytes, shape.depth);
+            if (code != 0) error = code;
         });
     }
     for (auto& thread : threads) thread.join();
     return error;
 }
-#else
-QueueShape lane_shape() { return {1, 1}; }
-
-int read_blocks_raw(const std::string&, std::span<const std::int64_t>, std::uint32_t,
-                    const QueueShape&) {
-    return ENOSYS;
-}
-#endif
 
 int read_rows_raw(const std::string& path, std::span<const std::int64_t> offsets,
                   std::uint32_t row_bytes, std::uint8_t* out) {

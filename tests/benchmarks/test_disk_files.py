@@ -33,6 +33,18 @@ def test_offsets_are_where_rows_lie(tmp_path) -> None:
         assert sorted(touched) == (blocks // 4096).tolist()
 
 
+def test_the_bare_reader_reads_by_ring_and_by_pread(tmp_path) -> None:
+    """Both read every block of a file, and both tell when one cannot be read."""
+    path = tmp_path / "table.bin"
+    write_random_file(path, 1 << 20)
+    offsets = torch.arange(0, 1 << 20, 4096)
+    num_threads, depth = lane_shape()
+    for shape in ((num_threads, depth), (4, 1)):
+        read_blocks_raw(str(path), offsets, 4096, *shape)
+        with pytest.raises(OSError, match="Invalid argument"):
+            read_blocks_raw(str(path), torch.cat([offsets, torch.tensor([-8192])]), 4096, *shape)
+
+
 def test_the_bare_reader_reports_errors(tmp_path) -> None:
     num_threads, depth = lane_shape()
     assert num_threads >= 1

@@ -20,17 +20,18 @@ def lane_shape() -> tuple[int, int]:
 def read_blocks_raw(
     path: str, offsets: torch.Tensor, block_bytes: int, num_threads: int, depth: int
 ) -> None:
-    """Reads blocks through io_uring past the page cache and throws them away.
+    """Reads blocks past the page cache and throws them away: through io_uring, or by pread.
 
     Args:
         path: the file.
         offsets: int64 [n], multiples of `block_bytes`, contiguous on the CPU.
         block_bytes: bytes of a block, a multiple of what O_DIRECT asks for.
         num_threads: threads, each with a ring of its own.
-        depth: reads in flight in each.
+        depth: reads in flight in each; 1 is one pread after the other, without io_uring.
 
     Raises:
-        OSError: the file cannot be read this way; ENOSYS in a build without liburing.
+        OSError: the file cannot be read this way; for depths above 1, ENOSYS in a build without
+            liburing, and what the kernel says where io_uring is forbidden.
     """
     assert offsets.dtype == torch.int64
     assert offsets.is_contiguous()
