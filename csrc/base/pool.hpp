@@ -16,4 +16,12 @@ class Pool {
     virtual void parallel_for(std::int64_t count, std::int64_t grain, const Body& body) = 0;
 };
 
+// The calling thread alone.
+class SerialPool final : public Pool {
+ public:
+    void parallel_for(std::int64_t count, std::int64_t /*grain*/, const Body& body) override {
+        if (count > 0) body(0, count);
+    }
+};
+
 }  // namespace gramary

@@ -1,8 +1,17 @@
 #include "offload/layer_store.hpp"
 
+#include <algorithm>
+
+#include "base/first_index.hpp"
 #include "rows/row_places.hpp"
 
 namespace gramary::offload {
+namespace {
+
+// Rows a thread takes at a time, as in rows/row_lookup.cpp.
+constexpr std::int64_t kGrainRows = 512;
+
+}  // namespace
 
 LayerStore::LayerStore(NgramHasher hasher, std::int64_t num_table_rows, std::int64_t row_bytes,
                        RowExtent host, DiskExtent disk, bool is_sent_on)
@@ -19,13 +28,6 @@ std::optional<StoreFailure> LayerStore::hash(const FlatBatch& batch, std::int64_
     const BatchFault fault = hasher_.hash_batch(batch, ids, pool);
     if (!fault) return std::nullopt;
     return StoreFailure{Failure::token, fault.kind, -1, fault.index};
-}
-
-std::optional<StoreFailure> LayerStore::check(std::span<const std::int64_t> ids) const noexcept {
-    const std::int64_t wrong =
-        first_wrong_row_id(ids.data(), static_cast<std::int64_t>(ids.size()), num_table_rows_);
-    if (wrong < 0) return std::nullopt;
-    return StoreFailure{Failure::row_id, 0, -1, wrong};
 }
 
 std::optional<StoreFailure> LayerStore::gather(std::span<const std::int64_t> ids, std::uint8_t* out,
@@ -54,6 +56,41 @@ std::optional<StoreFailure> LayerStore::gather(std::span<const std::int64_t> ids
     return StoreFailure{is_checksum ? Failure::checksum : Failure::read, failure->error,
                         static_cast<std::int32_t>(file_of(failure->address)),
                         offset_of(failure->address)};
+}
+
+std::optional<StoreFailure> LayerStore::gather_written(std::span<const std::int64_t> written,
+                                                       std::uint8_t* out, Pool& pool,
+                                                       GatherScratch& scratch) const {
+    std::int64_t wrong = -1;
+    if (has_disk_rows()) {
+        scratch.taken.assign(written.begin(), written.end());
+        wrong = first_wrong_row_id(
+            scratch.taken.data(), static_cast<std::int64_t>(scratch.taken.size()), num_table_rows_);
+        if (wrong < 0) return gather(scratch.taken, out, pool, scratch);
+    } else {
+        wrong = copy_written(written, out, pool);
+    }
+    if (wrong < 0) return std::nullopt;
+    return StoreFailure{Failure::row_id, 0, -1, wrong};
+}
+
+std::int64_t LayerStore::copy_written(std::span<const std::int64_t> written, std::uint8_t* out,
+                                      Pool& pool) const {
+    FirstIndex first_wrong;
+    const auto copy = [&](std::int64_t begin, std::int64_t end) {
+        std::int64_t ids[kGrainRows];
+        SerialPool serial;
+        for (std::int64_t first = begin; first < end; first += kGrainRows) {
+            const std::int64_t count = std::min(kGrainRows, end - first);
+            std::copy_n(written.data() + first, count, ids);
+            const std::int64_t wrong =
+                lookup_rows(*bytes_, host_, num_table_rows_, ids, count, Output::encoded,
+                            out + first * row_bytes_, serial, is_sent_on_);
+            if (wrong >= 0) first_wrong.note(first + wrong);
+        }
+    };
+    pool.parallel_for(static_cast<std::int64_t>(written.size()), kGrainRows, copy);
+    return first_wrong.get();
 }
 
 }  // namespace gramary::offload

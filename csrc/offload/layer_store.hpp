@@ -24,8 +24,9 @@ struct StoreFailure {
 
 // Memory of one caller's gathers, kept from one to the next.
 struct GatherScratch {
-    std::vector<std::int64_t> places;
-    std::vector<std::int64_t> ids;
+    std::vector<std::int64_t> taken;   // ids that others wrote
+    std::vector<std::int64_t> places;  // of disk rows
+    std::vector<std::int64_t> ids;     // of disk rows
 };
 
 // The rows of one layer's table that the service can reach: a host extent, a disk extent.
@@ -52,15 +53,22 @@ class LayerStore {
     // Ids of a batch; a wrong token or history token is a failure whose offset is its index.
     std::optional<StoreFailure> hash(const FlatBatch& batch, std::int64_t* ids, Pool& pool) const;
 
-    // Looks at the ids of a stream request, which a GPU wrote: the first out of the table fails.
-    std::optional<StoreFailure> check(std::span<const std::int64_t> ids) const noexcept;
-
     // Writes row i to out + i * row_bytes. Disk rows of one call are read together, each distinct
     // block once.
     std::optional<StoreFailure> gather(std::span<const std::int64_t> ids, std::uint8_t* out,
                                        Pool& pool, GatherScratch& scratch) const;
 
+    // The same for ids that somebody else wrote, and may write anew meanwhile: they are taken out
+    // before they are looked at, and the first out of the table is a failure.
+    std::optional<StoreFailure> gather_written(std::span<const std::int64_t> written,
+                                               std::uint8_t* out, Pool& pool,
+                                               GatherScratch& scratch) const;
+
  private:
+    // Takes ids out piece by piece, where all rows are in memory; gives the first wrong index.
+    std::int64_t copy_written(std::span<const std::int64_t> written, std::uint8_t* out,
+                              Pool& pool) const;
+
     NgramHasher hasher_;
     std::int64_t num_table_rows_;
     std::int64_t row_bytes_;

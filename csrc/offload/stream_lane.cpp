@@ -22,12 +22,10 @@ void StreamLane::answer(Slot& slot, std::uint64_t number) {
     for (std::size_t layer = 0; layer < tenant_.stores.size(); ++layer) {
         const LayerStore& store = tenant_.stores[layer];
         const std::int64_t begin_ns = TraceLog::now_ns();
-        // Taken out first: a requester whose earlier request was given up may write anew.
-        const std::int64_t* written = slot.layers[layer].ids;
-        ids_.assign(written, written + num_tokens * store.num_heads());
-        const std::span<const std::int64_t> ids(ids_);
-        std::optional<StoreFailure> failure = store.check(ids);
-        if (!failure) failure = store.gather(ids, slot.layers[layer].rows, pool_, scratch_);
+        // A requester whose earlier request was given up may write anew meanwhile.
+        const std::span<const std::int64_t> ids(
+            slot.layers[layer].ids, static_cast<std::size_t>(num_tokens * store.num_heads()));
+        const auto failure = store.gather_written(ids, slot.layers[layer].rows, pool_, scratch_);
         scribe_.gathered(store, number, static_cast<std::int64_t>(ids.size()), begin_ns);
         scribe_.publish(slot, layer, number, slot.header->states[layer], failure);
     }

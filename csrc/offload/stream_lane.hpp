@@ -1,6 +1,5 @@
 #pragma once
 #include <cstdint>
-#include <vector>
 
 #include "base/pool.hpp"
 #include "offload/scribe.hpp"
@@ -27,7 +26,6 @@ class StreamLane {
     Tenant& tenant_;
     Pool& pool_;
     Scribe scribe_;
-    std::vector<std::int64_t> ids_;
     GatherScratch scratch_;
 };
 

@@ -103,14 +103,18 @@ class Stage:
             connector.wait(ticket, layer=layer, out=out)
 
     def replay(self, batch: Batch) -> None:
-        """Fills the tensors, padding what is left, and replays."""
+        """Fills the tensors and replays."""
+        self.fill(batch)
+        self.graph.replay()
+
+    def fill(self, batch: Batch) -> None:
+        """Fills the tensors, padding what is left; waits for the stream, as pageable copies do."""
         assert batch.history is not None
         self.batch.token_ids.fill_(-9)
         self.batch.token_ids[: batch.num_tokens] = batch.token_ids.cuda().int()
         self.batch.query_start_loc.fill_(batch.num_tokens)
         self.batch.query_start_loc[: batch.num_requests + 1] = batch.query_start_loc.cuda()
         self.batch.history[: batch.num_requests] = batch.history.cuda()
-        self.graph.replay()
 
     def expect(self, truths: list[Table], batch: Batch) -> None:
         """Compares every layer with the tables on the CPU; padding is zero."""
@@ -359,14 +363,16 @@ def test_close_in_flight(table: Table, cuda_table: Table, worker: str) -> None:
     patient = dataclasses.replace(FORCED, request_timeout_s=60)
     connector = Connector(cuda_table, max_tokens=16, worker=worker, settings=patient)  # type: ignore[arg-type]
     stage = Stage(connector, [cuda_table], 12, 3)
+    prompt, decode = make_batch(0), make_batch(1, prefill=False)
+    # Filled first: the host must not wait for a stream that waits for the service.
+    stage.fill(decode)
     if worker == "thread":
         connector.service.native.hold(True)
     else:
         os.kill(connector.service.process.pid, signal.SIGSTOP)
         os.kill(connector.service.process.pid, signal.SIGKILL)
-    prompt, decode = make_batch(0), make_batch(1, prefill=False)
     rows = connector.wait(connector.request(prompt)) if worker == "thread" else None
-    stage.replay(decode)
+    stage.graph.replay()
     began = time.monotonic()
     connector.close()
     assert time.monotonic() - began < 3
