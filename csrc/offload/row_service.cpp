@@ -15,26 +15,37 @@ constexpr auto kLookEvery = std::chrono::milliseconds(200);
 RowService::RowService(std::list<Tenant> tenants, const ServiceOptions& options)
     : tenants_(std::move(tenants)),
       options_(options),
-      pool_(options.num_threads,
-            options.poll == Waiter::Kind::sleep ? std::chrono::microseconds(0) : Waiter::kSpin) {
+      pool_(std::make_unique<HotPool>(options.num_threads, options.poll == Waiter::Kind::sleep
+                                                               ? std::chrono::microseconds(0)
+                                                               : Waiter::kSpin)),
+      owner_pid_(getpid()) {
     for (Tenant& tenant : tenants_) {
-        stream_lanes_.emplace_back(tenant, pool_.express(), Scribe(tenant, true, script_, trace_));
-        host_lanes_.emplace_back(tenant, pool_.regular(), Scribe(tenant, false, script_, trace_));
+        stream_lanes_.emplace_back(tenant, pool_->express(), Scribe(tenant, true, script_, trace_));
+        host_lanes_.emplace_back(tenant, pool_->regular(), Scribe(tenant, false, script_, trace_));
     }
 }
 
-RowService::~RowService() { stop(); }
+RowService::~RowService() {
+    if (getpid() == owner_pid_) {
+        stop();
+        return;
+    }
+    // Joining waits for ever for threads that are not here, and so does destroying what they wait
+    // for.
+    if (runner_.joinable()) runner_.detach();
+    static_cast<void>(pool_.release());
+}
 
 void RowService::start() {
     runner_ = std::thread([this] { run(); });
 }
 
 void RowService::stop() {
-    // Once stopped, the regions may be gone.
-    if (!runner_.joinable()) return;
+    // Once stopped, the regions may be gone; in a forked child they are the parent's.
+    if (!runner_.joinable() || getpid() != owner_pid_) return;
     for (Tenant& tenant : tenants_) tenant.ask_to_stop();
     runner_.join();
-    pool_.stop();
+    pool_->stop();
 }
 
 void RowService::run(int parent_pid) {

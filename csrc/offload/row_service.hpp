@@ -1,6 +1,7 @@
 #pragma once
 #include <atomic>
 #include <list>
+#include <memory>
 #include <thread>
 
 #include "offload/host_lane.hpp"
@@ -24,7 +25,7 @@ struct ServiceOptions {
 // workers leave a host-lane gather for a stream's. Nothing on the path of a request touches Python
 // or CUDA. Life: construct, then start() and stop(), or run() on a thread of one's own; the
 // regions, the stores and what they point to outlive it. A tenant that says stop is left; the
-// service ends with its last.
+// service ends with its last. A forked child has no threads of it and leaves it alone.
 class RowService {
  public:
     RowService(std::list<Tenant> tenants, const ServiceOptions& options);
@@ -49,13 +50,14 @@ class RowService {
 
     std::list<Tenant> tenants_;
     ServiceOptions options_;
-    HotPool pool_;
+    std::unique_ptr<HotPool> pool_;
     ServiceScript script_;
     TraceLog trace_;
     std::list<StreamLane> stream_lanes_;
     std::list<HostLane> host_lanes_;
     std::atomic<bool> is_ending_{false};
     std::thread runner_;
+    int owner_pid_;
 };
 
 }  // namespace gramary::offload

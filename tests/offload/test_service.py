@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -227,3 +229,34 @@ def test_a_stopped_service_leaves_no_thread(table: Table) -> None:
         wait_until(lambda: num_threads() == before + 5)
         service.stop()
         assert num_threads() == before
+
+
+FORK = """
+import os, sys
+from offload_stage import expected_rows, make_batch, make_table
+from gramary import Connector, Settings
+import torch
+table = make_table()
+connector = Connector(table, max_tokens=16, settings=Settings(num_threads=3))
+for batch in (make_batch(0), make_batch(1)):
+    child = os.fork()
+    if child == 0:
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0, "the child died"
+    assert torch.equal(connector.wait(connector.request(batch)), expected_rows(table, batch))
+print("served", flush=True)
+connector.close()
+table.close()
+"""
+
+
+def test_a_forked_child_ends_well_and_leaves_its_parents_service_alone() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", FORK],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (result.returncode, result.stdout) == (0, "served\n"), result.stderr[-2000:]
