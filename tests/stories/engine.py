@@ -27,7 +27,8 @@ from gramary.integrations.transformers import load
 
 TINY = Path(__file__).parents[2] / "models" / "tiny"
 MAX_TOKENS, MAX_REQUESTS, NUM_SLOTS = 64, 4, 12
-SETTINGS = Settings(request_timeout_s=20)
+# A loaded machine may take its time.
+SETTINGS = Settings(request_timeout_s=60)
 
 
 class ReachedError(Exception):
