@@ -202,7 +202,7 @@ void UringRing::abandon(ReadSource& source) {
 
 void UringRing::fill(ReadSource& source) {
     ReadSource::Item item{};
-    while (in_flight_ < num_entries_ && !free_slots_.empty() && source.try_next(item)) {
+    while (in_flight_ < most_in_flight_ && !free_slots_.empty() && source.try_next(item)) {
         const unsigned slot = free_slots_.back();
         free_slots_.pop_back();
         slots_[slot].item = item;
@@ -218,13 +218,18 @@ void UringRing::drain(ReadSource& source, std::uint32_t longest_read, std::uint3
     for (std::size_t slot = num_slots; slot > 0; --slot) {
         free_slots_.push_back(static_cast<unsigned>(slot - 1));
     }
+    // As long as the page cache has everything, a few reads at a time use the same memory again and
+    // again, which stays close to the processor.
+    most_in_flight_ = is_lent_ ? kBunch : num_entries_;
     for (;;) {
         fill(source);
         if (in_flight_ == 0 && done_.empty()) return;
         if (is_lent_) {
             if (!submit(0)) return abandon(source);
             // What the page cache held is there already.
-            DiskStats::add(stats_.num_cached_reads, io_uring_cq_ready(&ring_));
+            const unsigned num_cached = io_uring_cq_ready(&ring_);
+            DiskStats::add(stats_.num_cached_reads, num_cached);
+            if (num_cached < in_flight_) most_in_flight_ = num_entries_;
         }
         // With nothing to do meanwhile, several are awaited at once: the others keep the device
         // busy, and every waking costs.
@@ -233,6 +238,8 @@ void UringRing::drain(ReadSource& source, std::uint32_t longest_read, std::uint3
         // The queue is full again: now a few of those that came before are checked and copied.
         finish_done(source);
         reap();
+        // With nothing under way there is nothing to wait for: the same memory serves again.
+        if (in_flight_ == 0) finish_done(source);
     }
 }
 

@@ -92,6 +92,7 @@ class UringRing {
     std::vector<unsigned> free_slots_;
     std::vector<Completion> done_;  // come, not answered yet
     unsigned in_flight_ = 0;
+    unsigned most_in_flight_ = 0;
     bool has_fixed_buffer_ = false;
     bool has_fixed_files_ = false;
     bool is_open_ = false;
