@@ -58,7 +58,9 @@ class Batch:
             )
         for name in ("is_prefill", "num_drafts"):
             self._check_per_request(name)
-        if self.num_drafts is not None and bool((torch.as_tensor(self.num_drafts) < 0).any()):
+        if self.num_drafts is not None and bool(
+            (torch.as_tensor(self.num_drafts, device="cpu") < 0).any()
+        ):
             raise ArgumentError(f"num_drafts: expected counts of at least 0, got {self.num_drafts}")
 
     @classmethod
@@ -90,7 +92,9 @@ class Batch:
                 f"{len(prompts)}, {len(starts)} and {len(lengths)}"
             )
         width = spec.history_length
-        history = torch.full((len(prompts), width), spec.eos_token_id, dtype=torch.int64)
+        history = torch.full(
+            (len(prompts), width), spec.eos_token_id, dtype=torch.int64, device="cpu"
+        )
         chunks = []
         for i, (prompt, start, length) in enumerate(zip(prompts, starts, lengths, strict=True)):
             tokens = _prompt_tokens(f"prompts[{i}]", prompt)
@@ -102,9 +106,9 @@ class Batch:
             known = min(start, width)
             history[i, width - known :] = tokens[start - known : start]
             chunks.append(tokens[start : start + length])
-        counts = torch.tensor([0, *lengths], dtype=torch.int64)
+        counts = torch.tensor([0, *lengths], dtype=torch.int64, device="cpu")
         return cls(
-            torch.cat(chunks) if chunks else torch.empty(0, dtype=torch.int64),
+            torch.cat(chunks) if chunks else torch.empty(0, dtype=torch.int64, device="cpu"),
             counts.cumsum(0).to(torch.int32),
             history=history,
             is_prefill=True,
@@ -139,12 +143,14 @@ class Batch:
             return "drafts"
         if self.is_prefill is None:
             return "prefill unknown"
-        if not bool(torch.as_tensor(self.is_prefill).all()):
+        if not bool(torch.as_tensor(self.is_prefill, device="cpu").all()):
             return "decode"
         return None
 
     def _any_draft(self) -> bool:
-        return self.num_drafts is not None and bool((torch.as_tensor(self.num_drafts) > 0).any())
+        return self.num_drafts is not None and bool(
+            (torch.as_tensor(self.num_drafts, device="cpu") > 0).any()
+        )
 
     def _check_tensors(self) -> None:
         tokens = self.token_ids

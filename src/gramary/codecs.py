@@ -93,7 +93,7 @@ class Codec:
 def _check_scale(name: str, scale: float | None) -> None:
     if not isinstance(scale, float) or not math.isfinite(scale) or scale <= 0:
         raise ArgumentError(f"scale: {name} needs a finite float above zero, got {scale!r}")
-    if torch.tensor(scale, dtype=torch.float32).item() != scale:
+    if torch.tensor(scale, dtype=torch.float32, device="cpu").item() != scale:
         raise ArgumentError(f"scale: expected a value exact in float32, got {scale!r}")
 
 
@@ -185,10 +185,12 @@ def encode_rows(
     if name in PLAIN_DTYPES:
         return rows.contiguous().to(PLAIN_DTYPES[name], copy=True).view(torch.uint8), codec
     if name == "fp8":
-        return _encode_e4m3(rows / torch.tensor(scale)), codec
+        return _encode_e4m3(rows / torch.tensor(scale, device="cpu")), codec
     blocks = _split_blocks(rows)
-    block_scales = _encode_e4m3(blocks.abs().amax(-1) / E2M1_MAX / torch.tensor(scale))
-    steps = decode_e4m3_ref(block_scales).unsqueeze(-1) * torch.tensor(scale)
+    block_scales = _encode_e4m3(
+        blocks.abs().amax(-1) / E2M1_MAX / torch.tensor(scale, device="cpu")
+    )
+    steps = decode_e4m3_ref(block_scales).unsqueeze(-1) * torch.tensor(scale, device="cpu")
     # A block whose scale rounds to zero is all zeros, whatever its codes.
     codes = _encode_e2m1(torch.where(steps > 0, blocks / steps, 0.0).flatten(-2))
     return join_nvfp4(codes, block_scales), codec
@@ -236,7 +238,7 @@ def _split_blocks(values: torch.Tensor) -> torch.Tensor:
 def _scale_for(name: str, rows: torch.Tensor) -> float:
     largest = float(rows.abs().max()) if rows.numel() else 0.0
     top = E4M3_MAX if name == "fp8" else E4M3_MAX * E2M1_MAX
-    scale = torch.tensor(largest / top, dtype=torch.float32).item()
+    scale = torch.tensor(largest / top, dtype=torch.float32, device="cpu").item()
     return scale if scale > 0 else 1.0
 
 

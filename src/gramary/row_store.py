@@ -165,11 +165,11 @@ def _chunk_bytes(layout: RowLayout) -> int:
 def _compare_with_files(tier: Tier, layout: RowLayout) -> None:
     """Compares rows spread over a tier, its first and last among them, with the files."""
     num_sampled = min(NUM_SAMPLED_ROWS, tier.num_rows)
-    steps = torch.arange(num_sampled, dtype=torch.int64)
+    steps = torch.arange(num_sampled, dtype=torch.int64, device="cpu")
     row_ids = tier.first_row + steps * (tier.num_rows - 1) // max(1, num_sampled - 1)
-    held = torch.empty(num_sampled, tier.row_bytes, dtype=torch.uint8)
+    held = torch.empty(num_sampled, tier.row_bytes, dtype=torch.uint8, device="cpu")
     tier.gather(row_ids, held)
-    stored = torch.empty(1, tier.row_bytes, dtype=torch.uint8)
+    stored = torch.empty(1, tier.row_bytes, dtype=torch.uint8, device="cpu")
     for row_id, row in zip(row_ids.tolist(), held, strict=True):
         read_rows(layout, row_id, 1, stored)
         if not torch.equal(stored[0], row):

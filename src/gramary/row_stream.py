@@ -72,7 +72,9 @@ def stream_rows(
         raise ArgumentError(f"chunk_bytes: expected at least 1, got {chunk_bytes}")
     check_row_range(layout, first_row, end_row - first_row)
     chunk_rows = max(1, chunk_bytes // layout.row_bytes)
-    buffer = torch.empty(min(chunk_rows, end_row - first_row), layout.row_bytes, dtype=torch.uint8)
+    buffer = torch.empty(
+        min(chunk_rows, end_row - first_row), layout.row_bytes, dtype=torch.uint8, device="cpu"
+    )
     return _stream(layout, first_row, end_row, chunk_rows, lambda _row, count: buffer[:count])
 
 
@@ -202,7 +204,9 @@ class RowReader:
                 span = self._read_blocks(part, first, last)
             else:
                 base = part.byte_of(first)
-                span = torch.empty(part.byte_of(last - 1) + part.width - base, dtype=torch.uint8)
+                span = torch.empty(
+                    part.byte_of(last - 1) + part.width - base, dtype=torch.uint8, device="cpu"
+                )
                 self._read_bytes(part.file, base, span)
             _scatter_span(part, span, first, last, rows[first - begin : last - begin])
 
@@ -216,7 +220,7 @@ class RowReader:
         first_block = first // part.rows_per_block
         num_blocks = (last - 1) // part.rows_per_block + 1 - first_block
         base = part.offset + first_block * block_bytes
-        blocks = torch.empty(num_blocks * block_bytes, dtype=torch.uint8)
+        blocks = torch.empty(num_blocks * block_bytes, dtype=torch.uint8, device="cpu")
         self._read_bytes(part.file, base, blocks)
         shape = BlockShape(
             part.stride, part.rows_per_block, block_bytes, self._layout.checksum_seed

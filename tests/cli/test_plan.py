@@ -118,3 +118,10 @@ def test_tables_share_what_is_free(
     hosts = [line.split() for line in out.splitlines() if line.startswith("  host")]
     assert hosts[0][1] == "18,688"
     assert int(hosts[1][1].replace(",", "")) < 9500
+
+
+@pytest.mark.parametrize("gib", ["inf", "nan", "-1", "1e300"])
+def test_caches_of_no_size_are_refused(run: Run, folder: Path, gib: str) -> None:
+    code, _, err = run(folder, "--placement", "host", "--kv-gib", gib)
+    assert code == 2
+    assert "--kv-gib" in err

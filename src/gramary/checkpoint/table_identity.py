@@ -34,7 +34,7 @@ def identify_table(spec: HashSpec, codec: Codec, layout: RowLayout) -> str:
         "num_rows": layout.num_rows,
     }
     digest = xxhash.xxh3_128(json.dumps(described, sort_keys=True).encode())
-    row = torch.empty(1, layout.row_bytes, dtype=torch.uint8)
+    row = torch.empty(1, layout.row_bytes, dtype=torch.uint8, device="cpu")
     with RowReader(layout) as reader:
         for row_id in sample_row_ids(layout.num_rows):
             reader.read(row_id, row)

@@ -28,7 +28,10 @@ def plan(
         str | None, typer.Option(help="Where results lie: cpu, cuda, cuda:1.")
     ] = None,
     kv_gib: Annotated[
-        float, typer.Option(min=0, help="GiB that device=auto leaves for the engine's caches.")
+        float,
+        typer.Option(
+            min=0, max=1 << 20, help="GiB that device=auto leaves for the engine's caches."
+        ),
     ] = 0.0,
     shard: Annotated[str, typer.Option(help="RANK/SIZE: the part of the table to place.")] = "0/1",
     shard_by: Annotated[

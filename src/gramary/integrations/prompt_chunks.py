@@ -82,7 +82,7 @@ def chunks_of_prompts(
         chunk = token_ids[:, start : start + chunk_size]
         if is_token is not None and chunk.shape[1] > 1:
             chunk = chunk.where(is_token[:, start : start + chunk_size], spec.eos_token_id)
-        steps = torch.arange(num_prompts + 1, dtype=torch.int32)
+        steps = torch.arange(num_prompts + 1, dtype=torch.int32, device="cpu")
         known = past[:, past.shape[1] - spec.history_length :].contiguous()
         batches.append(
             Batch(chunk.flatten(), steps * chunk.shape[1], history=known, is_prefill=True)

@@ -180,7 +180,7 @@ def find_places(
         end_row: one past the largest.
     """
     require_contiguous(row_ids, torch.int64)
-    found = torch.empty(2, row_ids.numel(), dtype=torch.int64)
+    found = torch.empty(2, row_ids.numel(), dtype=torch.int64, device="cpu")
     places, ids = found.unbind()
     count = _core.find_places(row_ids.data_ptr(), row_ids.numel(), first_row, end_row,
                               places.data_ptr(), ids.data_ptr())  # fmt: skip

@@ -82,7 +82,7 @@ class Recoder:
         """
         if self.error is None:
             return rows
-        recoded = torch.empty(len(rows), self.target.row_bytes, dtype=torch.uint8)
+        recoded = torch.empty(len(rows), self.target.row_bytes, dtype=torch.uint8, device="cpu")
         report = native.recode(
             encoding_of(self.source), encoding_of(self.target), rows.contiguous(), recoded
         )
@@ -144,7 +144,7 @@ def scale_for(target: str, largest: float) -> float:
     """Returns the table-wide scale that maps the largest magnitude to the largest code."""
     assert target in SCALED_CODECS
     top = E4M3_MAX if target == "fp8" else E4M3_MAX * E2M1_MAX
-    scale = torch.tensor(largest / top, dtype=torch.float32).item()
+    scale = torch.tensor(largest / top, dtype=torch.float32, device="cpu").item()
     return scale if scale > 0 else 1.0
 
 

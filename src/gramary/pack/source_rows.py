@@ -104,7 +104,7 @@ def stream_source(
     """
     check_row_range(layout, first_row, end_row - first_row)
     shape = (min(chunk_rows, end_row - first_row), layout.row_bytes)
-    buffers = [torch.empty(shape, dtype=torch.uint8) for _ in range(2)]
+    buffers = [torch.empty(shape, dtype=torch.uint8, device="cpu") for _ in range(2)]
     starts = range(first_row, end_row, chunk_rows)
     with DirectRowReader(layout) as reader, ThreadPoolExecutor(1, "gramary-read") as executor:
 

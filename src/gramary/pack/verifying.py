@@ -91,7 +91,7 @@ def _check_blocks(
 ) -> None:
     geometry, shape = header.geometry, header.block_shape
     chunk_blocks = max(1, CHUNK_BYTES // geometry.block_bytes)
-    buffer = torch.empty(chunk_blocks * geometry.block_bytes, dtype=torch.uint8)
+    buffer = torch.empty(chunk_blocks * geometry.block_bytes, dtype=torch.uint8, device="cpu")
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
     for block in range(0, geometry.num_blocks, chunk_blocks):
         count = min(chunk_blocks, geometry.num_blocks - block)

@@ -48,7 +48,7 @@ def overlaps(a: Span, b: Span) -> bool:
     if a.is_empty or b.is_empty or a.end <= b.start or b.end <= a.start:
         return False
     few, many = (a, b) if a.num_rows <= b.num_rows else (b, a)
-    starts = few.start - many.start + torch.arange(few.num_rows) * few.stride
+    starts = few.start - many.start + torch.arange(few.num_rows, device="cpu") * few.stride
     # The last row of `many` that starts before the end of a row of `few`, and where it ends.
     last = (starts + few.row_bytes - 1).div(max(many.stride, 1), rounding_mode="floor")
     last = last.clamp_max(many.num_rows - 1)

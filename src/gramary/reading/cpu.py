@@ -63,7 +63,9 @@ class CpuReader(TableReader):
         for tier in self._others:
             places, ids = find_places(row_ids, tier.first_row, tier.end_row)
             if places.numel():
-                encoded = torch.empty(places.numel(), tier.row_bytes, dtype=torch.uint8)
+                encoded = torch.empty(
+                    places.numel(), tier.row_bytes, dtype=torch.uint8, device="cpu"
+                )
                 tier.gather(ids, encoded)
                 cpu_backend.decode(self._codec, encoded, out, places)
 

@@ -88,7 +88,7 @@ class Uploader:
         )
         self._turn = threading.Lock()
         # Reused, so that no call pays for fresh pages.
-        self._row_ids = torch.empty(0, dtype=torch.int64)
+        self._row_ids = torch.empty(0, dtype=torch.int64, device="cpu")
         self._staging: Staging | None = None
         can_read_host = any(
             isinstance(tier, HostTier) and tier.device_address is not None for tier in target.tiers
@@ -136,7 +136,7 @@ class Uploader:
         num_rows = shape[0] * shape[1]
         with self._turn:
             if self._row_ids.numel() < num_rows:
-                self._row_ids = torch.empty(num_rows, dtype=torch.int64)
+                self._row_ids = torch.empty(num_rows, dtype=torch.int64, device="cpu")
             row_ids = self._row_ids[:num_rows]
             cpu_hash.ngram_ids(
                 self._target.spec, token_ids, query_start_loc, history, row_ids.view(shape)
@@ -204,7 +204,7 @@ class Uploader:
         for tier in self._disk_tiers:
             places, ids = native_rows.find_places(row_ids, tier.first_row, tier.end_row)
             if places.numel():
-                read = torch.empty(places.numel(), rows.shape[1], dtype=torch.uint8)
+                read = torch.empty(places.numel(), rows.shape[1], dtype=torch.uint8, device="cpu")
                 tier.gather(ids, read)
                 native_rows.decode("fp8", rows.shape[1], 1.0, read, rows, places)
 
@@ -235,7 +235,7 @@ class Uploader:
         """Returns the fewest measured rows that threads bring up faster than the GPU reads."""
         host = self._host
         for num_rows in MEASURED_ROWS:
-            offsets = torch.randint(0, host.num_rows, (num_rows,), dtype=torch.int64)
+            offsets = torch.randint(0, host.num_rows, (num_rows,), dtype=torch.int64, device="cpu")
             row_ids = host.first_row + offsets
             width, dtype = self._target.codec.row_dim, self._target.codec.default_dtype
             out = torch.empty(num_rows, width, dtype=dtype, device=self._target.device)

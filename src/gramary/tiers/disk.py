@@ -112,9 +112,9 @@ def flatten_layout(layout: RowLayout) -> FlatLayout:
     checked = max((part[5] for part in parts), default=0) if layout.block_checksums else 0
     return FlatLayout(
         paths=tuple(file.path for file in layout.files),
-        identities=torch.tensor(identities, dtype=torch.int64).reshape(-1, 4),
-        runs=torch.tensor(runs, dtype=torch.int64).reshape(-1, 4),
-        parts=torch.tensor(parts, dtype=torch.int64).reshape(-1, 7),
+        identities=torch.tensor(identities, dtype=torch.int64, device="cpu").reshape(-1, 4),
+        runs=torch.tensor(runs, dtype=torch.int64, device="cpu").reshape(-1, 4),
+        parts=torch.tensor(parts, dtype=torch.int64, device="cpu").reshape(-1, 7),
         row_bytes=layout.row_bytes,
         checked_block_bytes=checked,
         checksum_seed=layout.checksum_seed,

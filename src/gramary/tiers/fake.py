@@ -83,7 +83,7 @@ class FakeTier(Tier):
             raise
         if faults:
             records = [fault._record() for fault in faults]
-            self.reader.set_script(torch.tensor(records, dtype=torch.int64))
+            self.reader.set_script(torch.tensor(records, dtype=torch.int64, device="cpu"))
 
     def write(self, first_row: int, rows: torch.Tensor) -> None:
         """Raises ArgumentError: the rows are those of the constructor."""

@@ -161,7 +161,7 @@ class HostTier(Tier):
         if self._registration is not None:
             self._registration.close()
             self._registration = None
-        self.rows = torch.empty(0, self.row_bytes, dtype=torch.uint8)
+        self.rows = torch.empty(0, self.row_bytes, dtype=torch.uint8, device="cpu")
         self._mapping.close()
 
 

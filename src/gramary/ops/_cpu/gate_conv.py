@@ -46,9 +46,11 @@ def run(binding: Binding, eps: float) -> None:
     if caps.mode == "mixed":
         keep_for_export(b, batch, tokens, gates, reciprocal_norms, histories)
     # Every request's history, then its tokens, so that a tap is a fixed number of rows away.
-    rows = torch.arange(tokens.shape[0]) + (owners + 1) * caps.state_length
+    rows = torch.arange(tokens.shape[0], device="cpu") + (owners + 1) * caps.state_length
     columns = b.out.new_empty(tokens.shape[0] + len(histories) * caps.state_length, caps.channels)
-    is_history = torch.ones(columns.shape[0], dtype=torch.bool).index_fill_(0, rows, False)
+    is_history = torch.ones(columns.shape[0], dtype=torch.bool, device="cpu").index_fill_(
+        0, rows, False
+    )
     columns[is_history] = histories.flatten(0, 1)
     for block in blocks(tokens, caps):
         u = gates[block] * b.value[tokens[block]].unsqueeze(-2)
@@ -104,7 +106,9 @@ def write_outputs(
 ) -> None:
     """Writes the contributions of the tokens run, and zero (or the residual) for the others."""
     b, caps = binding, binding.caps
-    is_idle = torch.ones(batch.num_tokens, dtype=torch.bool).index_fill_(0, tokens, False)
+    is_idle = torch.ones(batch.num_tokens, dtype=torch.bool, device="cpu").index_fill_(
+        0, tokens, False
+    )
     idle = is_idle.nonzero().flatten()
     b.out[idle] = b.residual[idle] if b.add_residual else 0
     for block in blocks(tokens, caps):

@@ -59,7 +59,7 @@ class Batch:
         """Returns, of all tokens to run, which live request each is of and its index in it."""
         owners = torch.repeat_interleave(self.lengths)
         firsts = self.lengths.cumsum(0) - self.lengths
-        return owners, torch.arange(owners.shape[0]) - firsts[owners]
+        return owners, torch.arange(owners.shape[0], device="cpu") - firsts[owners]
 
 
 def read_locs(query_start_loc: torch.Tensor) -> torch.Tensor:

@@ -48,7 +48,7 @@ def conv(
         dilation: rows between two taps.
     """
     num_taps = conv_weight.shape[1]
-    y = torch.zeros(rows.shape[0], columns.shape[1])
+    y = torch.zeros(rows.shape[0], columns.shape[1], dtype=torch.float32, device="cpu")
     for tap in range(num_taps):
         taken = columns[rows - (num_taps - 1 - tap) * dilation]
         y += taken.float() * conv_weight[:, tap].float()

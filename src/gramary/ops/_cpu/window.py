@@ -17,7 +17,7 @@ def read_histories(binding: Binding, batch: Batch) -> torch.Tensor:
 def read_columns(binding: Binding, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Returns the state_length columns before each position, oldest first; below 0 zero."""
     caps = binding.caps
-    past = positions.unsqueeze(-1) + torch.arange(-caps.state_length, 0)
+    past = positions.unsqueeze(-1) + torch.arange(-caps.state_length, 0, device="cpu")
     columns = binding.conv_state[slots.unsqueeze(-1), past % caps.state_capacity]
     return columns.masked_fill_((past < 0).unsqueeze(-1), 0)
 
@@ -38,7 +38,9 @@ def export_checkpoint(
     owners = torch.searchsorted(batch.requests, entries[:, 0].contiguous())
     columns = columns_after(binding, batch, owners, ends)
     caps = binding.caps
-    positions = (batch.starts[owners] + ends).unsqueeze(-1) + torch.arange(-caps.state_length, 0)
+    positions = (batch.starts[owners] + ends).unsqueeze(-1) + torch.arange(
+        -caps.state_length, 0, device="cpu"
+    )
     binding.conv_state[targets] = 0
     binding.conv_state[targets.unsqueeze(-1), positions % caps.state_capacity] = columns
 
@@ -47,11 +49,13 @@ def statuses(
     binding: Binding, batch: Batch, offsets: torch.Tensor, slots: torch.Tensor
 ) -> torch.Tensor:
     """Returns the `ExportStatus` of every entry, int32 [max_seqs, n]; the last rule set wins."""
-    lengths = torch.full(slots.shape[:1], -1).index_copy_(0, batch.requests, batch.lengths)
+    lengths = torch.full(slots.shape[:1], -1, device="cpu").index_copy_(
+        0, batch.requests, batch.lengths
+    )
     is_live = (lengths >= 0).unsqueeze(-1)
     is_enabled = is_live & (slots >= 0)
     named, counts = torch.unique(slots[is_enabled], return_counts=True)
-    outcome = torch.full(slots.shape, int(ExportStatus.WRITTEN), dtype=torch.int32)
+    outcome = torch.full(slots.shape, int(ExportStatus.WRITTEN), dtype=torch.int32, device="cpu")
     is_bad = (offsets < 1) | (offsets > lengths.unsqueeze(-1))
     outcome[is_bad] = ExportStatus.BAD_OFFSET
     outcome[torch.isin(slots, named[counts > 1])] = ExportStatus.DUPLICATE
@@ -78,7 +82,7 @@ def columns_after(
         # A run that keeps the promise overwrites no column that its windows need.
         return read_columns(binding, batch.slots[owners], batch.starts[owners] + ends)
     scratch = Scratch.of(binding)
-    steps = ends.unsqueeze(-1) + torch.arange(-caps.state_length, 0)
+    steps = ends.unsqueeze(-1) + torch.arange(-caps.state_length, 0, device="cpu")
     tokens = (batch.begins[owners].unsqueeze(-1) + steps.clamp_min(0)).flatten()
     gates = scratch.gates[tokens].to(caps.dtype)
     u = gates * binding.value[tokens].unsqueeze(-2)

@@ -82,7 +82,7 @@ def conv_ref(
     """
     columns = torch.cat([history, n]).float()
     num_taps = conv_weight.shape[1]
-    y = torch.zeros(n.shape, dtype=torch.float32)
+    y = torch.zeros(n.shape, dtype=torch.float32, device="cpu")
     for tap in range(num_taps):
         y = y + conv_weight[:, tap].float() * columns[tap * dilation :][: n.shape[0]]
     return silu(wide_ref(y.to(n.dtype))).to(n.dtype)
@@ -161,6 +161,6 @@ def window_columns(
 ) -> torch.Tensor:
     """Returns the state_length columns before `position`, oldest first; missing ones are zero."""
     caps = binding.caps
-    zero = torch.zeros(caps.channels, dtype=caps.dtype)
+    zero = torch.zeros(caps.channels, dtype=caps.dtype, device="cpu")
     past = range(position - caps.state_length, position)
     return torch.stack([window.get(p, zero) for p in past])

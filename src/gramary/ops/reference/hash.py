@@ -50,7 +50,7 @@ def ngram_ids_ref(
             rows[t] = _rows_of(spec, _ngram(spec, stream, len(before) + t - start))
     if out is None:
         out = torch.empty(len(tokens), spec.num_heads, dtype=torch.int64, device=token_ids.device)
-    out.copy_(torch.tensor(rows, dtype=torch.int64).view(out.shape))
+    out.copy_(torch.tensor(rows, dtype=torch.int64, device="cpu").view(out.shape))
     return out
 
 

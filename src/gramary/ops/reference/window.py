@@ -74,7 +74,7 @@ def status_ref(binding: Binding, *, offsets: torch.Tensor, slots: torch.Tensor) 
         [status_of(i, slot, offset) for slot, offset in zip(row, at, strict=True)]
         for i, (row, at) in enumerate(zip(slots.tolist(), offsets.tolist(), strict=True))
     ]
-    return torch.tensor(rows, dtype=torch.int32).view(slots.shape)
+    return torch.tensor(rows, dtype=torch.int32, device="cpu").view(slots.shape)
 
 
 def window_after_ref(binding: Binding, request: int, offset: int, eps: float) -> torch.Tensor:
@@ -96,7 +96,7 @@ def window_after_ref(binding: Binding, request: int, offset: int, eps: float) ->
     _, n = request_ref(binding, slice(tokens.start, tokens.start + offset), history, eps)
     columns |= {start + step: n[step] for step in range(offset)}
     end = start + offset
-    window = torch.zeros(caps.state_capacity, caps.channels, dtype=caps.dtype)
+    window = torch.zeros(caps.state_capacity, caps.channels, dtype=caps.dtype, device="cpu")
     for p in range(max(end - caps.state_length, 0), end):
         window[p % caps.state_capacity] = columns[p]
     return window
