@@ -178,6 +178,29 @@ def test_tokens_changed_on_the_way_are_looked_up(early: Any, late: Any) -> None:
     assert early.early_request_stats()["chunks"] == 8
 
 
+def test_a_prompt_read_inside_a_forward_of_another_gets_its_own_rows(early: Any, late: Any) -> None:
+    """What was requested for the outer prompt is then given up, and nobody gets another's."""
+    outer, inner = prompts(20, seed=12), prompts(15, seed=13)
+    results: list[list[Any]] = []
+    for model in (early, late):
+        kept: list[Any] = []
+
+        def read_another(*_: Any, model: Any = model, kept: list[Any] = kept) -> None:
+            if not kept:
+                kept.append(None)
+                kept[0] = write(model, inner, 4)
+
+        hook = model.model.register_forward_pre_hook(read_another)
+        kept.append(write(model, outer, 5))
+        hook.remove()
+        results.append(kept)
+    for got, expected in zip(*results, strict=True):
+        assert_same(got, expected)
+    prompts_read = early.early_request_stats()["prompts"]
+    assert prompts_read == {"early": 1, "another prompt is being read": 1}
+    assert connector_of(early).stats()["open_tickets"] == 0
+
+
 def test_two_threads_read_prompts_at_once(early: Any, late: Any) -> None:
     """One of them is early, the other looks its rows up; neither gets the other's."""
     inputs = [prompts(40, seed=seed) for seed in (7, 8)]

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -252,10 +253,12 @@ def test_what_comes_to_the_socket_and_is_no_engine_harms_nobody(server: RowServe
     assert os.stat(os.path.dirname(server.address)).st_mode & 0o777 == 0o700
     assert os.stat(server.address).st_mode & 0o777 == 0o600
     null = os.open("/dev/null", os.O_RDWR)
+    listed = channel.memory_file("test", b"[1, 2]")
     with make_table() as table:
         for message, descriptors in [
             (b"x" * 100, []), (channel.JOIN, []), (channel.JOIN, [null]), (channel.SPANS, []),
-            (channel.JOIN, [null] * 5), (channel.STOP, []), (b"", []),
+            (channel.JOIN, [null] * 5), (channel.JOIN, [listed, null]), (channel.STOP, []),
+            (b"", []),
         ]:  # fmt: skip
             connection, pid = channel.connect(server.address, 10)
             assert pid == server.process.pid
@@ -266,6 +269,7 @@ def test_what_comes_to_the_socket_and_is_no_engine_harms_nobody(server: RowServe
                 assert answer[0].startswith(channel.REFUSE)
             connection.close()
         os.close(null)
+        os.close(listed)
         with Connector(
             table, max_tokens=16, worker="process", server=server.address, settings=SETTINGS
         ) as connector:
@@ -300,6 +304,8 @@ def test_mistakes_are_named(server: RowServer, monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(ArgumentError, match="expected worker='process' beside it"):
             Connector(table, server=server.address, **words)
         words["worker"] = "process"
+        with pytest.raises(ArgumentError, match=r"expected RowServer\.address, a path"):
+            Connector(table, server=server, **words)  # type: ignore[arg-type]
         with pytest.raises(RowFetchError, match=r"/nowhere: no row server answers there"):
             Connector(table, server="/nowhere", **words)
         with RowServer(2, settings=SETTINGS) as lonely:
@@ -330,3 +336,42 @@ def test_a_table_that_the_worker_cannot_open_is_refused_with_its_reason(
             batch = make_batch(2, lengths=(4,))
             rows = connector.wait(connector.request(batch))
             assert torch.equal(rows, expected_rows(table, batch))
+
+
+def test_a_long_temporary_folder_does_not_make_a_long_socket_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with RowServer(1, settings=SETTINGS) as server:
+        channel.connect(server.address, 30)[0].close()
+    assert list(long.iterdir()) == []
+
+
+FORKING = """
+import os, sys
+from offload_stage import expected_rows, make_batch, make_table
+from gramary import Connector
+from gramary.offload import RowServer
+table = make_table()
+connector = Connector(table, max_tokens=16, worker="process")
+child = os.fork()
+if child == 0:
+    sys.exit(7)
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 7
+batch = make_batch(1)
+assert connector.wait(connector.request(batch)).equal(expected_rows(table, batch))
+connector.close()
+print("ok")
+"""
+
+
+def test_a_forked_child_that_ends_leaves_the_worker_alone() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr

@@ -90,9 +90,16 @@ class ModelTables:
             return "tables on several devices"
         return None
 
-    def look_up_later(self, reason: str) -> None:
-        """Counts a prompt whose rows are looked up when their layer asks for them."""
+    @contextlib.contextmanager
+    def looked_up(self, reason: str) -> Iterator[None]:
+        """Counts the prompt of a block, whose rows are looked up when their layer asks for them."""
         self._prompts[reason] += 1
+        # The block may run inside a forward of another prompt.
+        outer = _reading.set(None)
+        try:
+            yield
+        finally:
+            _reading.reset(outer)
 
     @contextlib.contextmanager
     def requested_early(self, make_chunks: Callable[[], list[Batch]]) -> Iterator[None]:
@@ -105,8 +112,8 @@ class ModelTables:
             RowFetchError: on CUDA, some rows could not be had, or were not the forward's.
         """
         if not self._turn.acquire(blocking=False):
-            self.look_up_later("another prompt is being read")
-            yield
+            with self.looked_up("another prompt is being read"):
+                yield
             return
         try:
             with self._request(make_chunks()):

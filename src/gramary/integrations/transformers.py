@@ -180,8 +180,8 @@ class TableModelMixin:
         reason = shared.why_not_early(generation_config.prefill_chunk_size)
         # Without a cache, transformers refuses chunks itself.
         if reason is not None or model_kwargs.get("cache") is None:
-            shared.look_up_later(reason or "no cache")
-            return read()
+            with shared.looked_up(reason or "no cache"):
+                return read()
         with shared.requested_early(
             lambda: chunks_of_generate(
                 shared.tables[0].spec, layer.ple_embedding.layer_idx, *arguments[:3]

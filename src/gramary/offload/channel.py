@@ -4,6 +4,7 @@
     engine → worker   "join" with descriptors: a description (JSON), the region, host tiers
     worker → engine   "refuse" and why, in place of serving
     engine → worker   "trace on", "trace off", "spans"
+    worker → engine   "traced", once it is so
     worker → engine   "spans" with a descriptor: 40 bytes a span
 
 That a region is served shows in the region itself. Either side leaves by closing its end. Only
@@ -23,7 +24,7 @@ from gramary.offload import ring
 
 MAGIC = b"GRMYSERV"
 JOIN, REFUSE, TRACE_ON, TRACE_OFF, SPANS = b"join", b"refuse", b"trace on", b"trace off", b"spans"
-STOP = b"stop"
+TRACED, STOP = b"traced", b"stop"
 
 MAX_MESSAGE_BYTES = 4096
 # The kernel's bound on descriptors in one message.
@@ -139,6 +140,7 @@ __all__ = [
     "REFUSE",
     "SPANS",
     "STOP",
+    "TRACED",
     "TRACE_OFF",
     "TRACE_ON",
     "connect",

@@ -11,6 +11,7 @@ Every other batch takes the stream lane, in the order of the device's own work.
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 import weakref
 from collections import Counter
@@ -85,10 +86,7 @@ class Connector:
         require_one_device(self._tables)
         if worker not in ("thread", "process"):
             raise ArgumentError(f"worker: expected 'thread' or 'process', got {worker!r}")
-        if server is not None and worker != "process":
-            raise ArgumentError(
-                f"server: expected worker='process' beside it, got worker={worker!r}"
-            )
+        require_server(server, worker)
         settings = settings or Settings.from_env()
         # Nothing to close until the end of this method.
         self._is_closed = True
@@ -119,7 +117,9 @@ class Connector:
         self._open_tickets: list[Ticket] = []
         self._lanes_taken: Counter[str] = Counter()
         # Of a connector that is dropped, nothing may outlive the memory that it reads.
-        self._finalizer = weakref.finalize(self, shut_down, self._service, self._side, self._region)
+        self._finalizer = weakref.finalize(
+            self, shut_down, self._service, self._side, self._region, os.getpid()
+        )
         self._is_closed = False
 
     def request(self, batch: Batch) -> Ticket:
@@ -353,8 +353,23 @@ class Connector:
             raise ArgumentError(f"layer: {layer} of this ticket was awaited before")
 
 
-def shut_down(service: Service, side: Side, region: Region) -> None:
-    """Ends the service, lets go of everything under way, and gives the memory back."""
+def require_server(server: object, worker: str) -> None:
+    """Raises ArgumentError unless `server` is None, or an address beside worker="process"."""
+    if server is None:
+        return
+    if not isinstance(server, str):
+        raise ArgumentError(f"server: expected RowServer.address, a path, got {server!r}")
+    if worker != "process":
+        raise ArgumentError(f"server: expected worker='process' beside it, got worker={worker!r}")
+
+
+def shut_down(service: Service, side: Side, region: Region, owner_pid: int) -> None:
+    """Ends the service, lets go of everything under way, and gives the memory back.
+
+    In a forked child it does nothing: there are no threads to end, and the memory is the parent's.
+    """
+    if os.getpid() != owner_pid:
+        return
     service.stop()
     side.close()
     region.close()

@@ -90,8 +90,9 @@ class ProcessService(Service):
 
     def trace(self, on: bool) -> None:
         """Starts or ends the keeping of spans, of everybody that the worker serves."""
-        with contextlib.suppress(OSError):
+        with self._turn, contextlib.suppress(OSError):
             self._connection.send(channel.TRACE_ON if on else channel.TRACE_OFF)
+            self._hear(waits=True)
 
     def take_spans(self) -> list[Span]:
         """Returns the spans kept since somebody's last call; none of a worker that is gone."""

@@ -29,6 +29,9 @@ from gramary.settings import Settings, inherited_environment
 
 STOP_TIMEOUT_S = 5.0
 
+# Of a Unix socket, its end included.
+MAX_PATH_BYTES = 107
+
 # Variables that the worker keeps: it needs no settings from them.
 _KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH")
 
@@ -56,7 +59,7 @@ class RowServer:
             raise ArgumentError(f"num_ranks: expected at least 1, got {num_ranks!r}")
         settings = settings or Settings.from_env()
         # Of mode 0700; the worker removes it when it ends.
-        folder = tempfile.mkdtemp(prefix="gramary-")
+        folder = make_folder()
         self.address = os.path.join(folder, "rows")
         values = {
             "num_ranks": num_ranks,
@@ -78,7 +81,9 @@ class RowServer:
             opened.pop_all()
             os.close(config)
         self._said = ""
-        self._finalizer = weakref.finalize(self, end_worker, self.process, self._owner, folder)
+        self._finalizer = weakref.finalize(
+            self, end_worker, self.process, self._owner, folder, os.getpid()
+        )
 
     def why_dead(self) -> str | None:
         """Returns how the worker ended, with the end of what it said; None while it lives."""
@@ -111,6 +116,12 @@ class RowServer:
         self.close()
 
 
+def make_folder() -> str:
+    """Returns a new private folder whose path is short enough for a socket's."""
+    long = len(os.fsencode(tempfile.gettempdir())) > MAX_PATH_BYTES - len("/gramary-12345678/rows")
+    return tempfile.mkdtemp(prefix="gramary-", dir="/tmp" if long else None)
+
+
 def start_worker(*descriptors: int) -> subprocess.Popen[bytes]:
     """Returns the worker process, which inherits these descriptors and little else."""
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
@@ -125,8 +136,12 @@ def start_worker(*descriptors: int) -> subprocess.Popen[bytes]:
     )
 
 
-def end_worker(process: subprocess.Popen[bytes], owner: socket.socket, folder: str) -> None:
-    """Asks a worker to end, and ends it where it does not."""
+def end_worker(
+    process: subprocess.Popen[bytes], owner: socket.socket, folder: str, owner_pid: int
+) -> None:
+    """Asks a worker to end, and ends it where it does not; a forked child leaves it alone."""
+    if os.getpid() != owner_pid:
+        return
     with contextlib.suppress(OSError):
         owner.send(channel.STOP)
     owner.close()

@@ -17,7 +17,6 @@ import socket
 import sys
 from typing import Any
 
-from gramary.errors import GramaryError
 from gramary.native.offload import RowService
 from gramary.offload import channel
 from gramary.offload.service import RAW_SPAN, num_service_threads
@@ -54,7 +53,8 @@ class Worker:
         self._seats: dict[socket.socket, Tenancy | None] = {}
         self._leaving: list[Tenancy] = []
         self._waiting: list[Tenancy] = []
-        self._services: list[RowService] = []
+        self._services: dict[RowService, list[Tenancy]] = {}
+        self._has_begun = False
         self._has_owner = True
         self._is_told_to_stop = False
 
@@ -100,6 +100,7 @@ class Worker:
             elif message in (channel.TRACE_ON, channel.TRACE_OFF):
                 for service in self._services:
                     service.trace(message == channel.TRACE_ON)
+                connection.send(channel.TRACED)
             elif message == channel.SPANS:
                 self._send_spans(connection)
             elif not message:
@@ -114,21 +115,23 @@ class Worker:
     def _take_in(self, connection: socket.socket, descriptors: list[int]) -> None:
         try:
             tenancy = Tenancy(descriptors)
-        except (GramaryError, OSError, ValueError, KeyError, IndexError) as error:
+        except Exception as error:
+            # Whatever an engine sends, the others are served on.
             why = f"{type(error).__name__}: {error}".encode()
             connection.send(channel.REFUSE + why[: channel.MAX_MESSAGE_BYTES // 2])
             return
         self._seats[connection] = tenancy
         self._waiting.append(tenancy)
-        if not self._services and len(self._waiting) < self._num_ranks:
+        if not self._has_begun and len(self._waiting) < self._num_ranks:
             return
+        self._has_begun = True
         service = RowService(
             [waiting.tenant for waiting in self._waiting],
             poll=self._settings.poll,
             num_threads=num_service_threads(self._settings),
         )
+        self._services[service] = list(self._waiting)
         self._waiting.clear()
-        self._services.append(service)
         service.start()
 
     def _leave(self, connection: socket.socket) -> None:
@@ -144,9 +147,16 @@ class Worker:
         self._leaving.append(tenancy)
 
     def _see_out(self) -> None:
+        """Closes what nobody reads any more, and services without anybody to serve."""
         for tenancy in [tenancy for tenancy in self._leaving if tenancy.has_left()]:
             tenancy.close()
             self._leaving.remove(tenancy)
+            for service, served in list(self._services.items()):
+                if tenancy in served:
+                    served.remove(tenancy)
+                if not served:
+                    service.stop()
+                    del self._services[service]
 
     def _send_spans(self, connection: socket.socket) -> None:
         spans = [span for service in self._services for span in service.take_raw_spans()]

@@ -498,3 +498,26 @@ def test_nothing_is_left_behind(cuda_table: Table) -> None:
             connector.wait(connector.request(make_batch(0)))
 
     assert leaks(use) == 0
+
+
+@pytest.mark.usefixtures("way", "waiting")
+def test_spans_of_a_captured_graph(table: Table, cuda_table: Table) -> None:
+    """A graph that is captured while spans are kept tells of each replay, on the host's clock."""
+    with Connector(cuda_table, max_tokens=16, settings=FORCED) as connector:
+        connector.trace(True)
+        stage = Stage(connector, [cuda_table], 16, 4)
+        connector.take_spans()
+        for seed in range(3):
+            batch = make_batch(seed, prefill=False)
+            torch.cuda.synchronize()
+            before_ns = time.monotonic_ns()
+            stage.replay(batch)
+            spans = [s for s in connector.take_spans() if s.track == "stream"]
+            after_ns = time.monotonic_ns()
+            stage.expect([table], batch)
+            names = [span.name for span in spans]
+            assert names[0] == "write_inputs"
+            assert set(names) == {"write_inputs", "wait_rows", "copy_rows", "release"}
+            for span in spans:
+                # The device's clock is set to the host's once, to some microseconds.
+                assert before_ns - 200_000 <= span.begin_ns <= span.end_ns <= after_ns + 200_000
