@@ -52,7 +52,6 @@ def test_a_stream_tells_what_it_waited_for_and_copied(
 def test_rows_that_are_copied_piece_by_piece_show_each_wait(
     cuda_connector: Callable[..., Connector], table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gramary.offload.cuda.take.BROUGHT_FROM_ROWS", 1)
     monkeypatch.setattr("gramary.offload.cuda.take.COPIED_FROM_ROWS", 1)
     with cuda_connector(table, max_tokens=16, settings=PATIENT) as connector:
         connector.trace(True)
