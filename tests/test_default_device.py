@@ -15,7 +15,7 @@ PACKAGE = ROOT / "src" / "gramary"
 MODEL = ROOT / "models" / "tiny"
 FACTORIES = {factory.__name__ for factory in _device_constructors()}
 # A buffer that follows the model it is part of, and memory that is pinned where it is made.
-EXEMPT = {"integrations/table_embedding.py", "offload/cuda/slots.py", "offload/cuda/streams.py"}
+EXEMPT = {"integrations/table_embedding.py"}
 
 
 def placeless_calls(path: Path) -> Iterator[int]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import gc
+import re
 import time
 from collections.abc import Iterator
 
@@ -15,6 +17,7 @@ from gramary import Connector, Settings, Table
 from gramary.codecs import Codec
 from gramary.errors import (
     ArgumentError,
+    CapacityError,
     ClosedError,
     FetchTimeoutError,
     LoadError,
@@ -262,6 +265,48 @@ def test_wrong_arguments_are_named(table: Table, connector: Connector) -> None:
         Connector(table, max_tokens=1, worker="fiber")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="tables"):
         Connector([], max_tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_tokens", 1.5), ("max_tokens", "4"), ("max_tokens", 0), ("max_tokens", 1 << 40),
+        ("max_tokens", True), ("num_slots", 0), ("num_slots", 1.5), ("num_slots", 1 << 20),
+        ("settings", {}), ("prefill_early_request", "no"), ("tables", None), ("tables", 5),
+        ("tables[1]", 5),
+    ],
+)  # fmt: skip
+def test_a_connector_names_the_argument_that_is_wrong(
+    table: Table, name: str, value: object
+) -> None:
+    arguments: dict[str, object] = {"tables": table, "max_tokens": 4}
+    arguments |= {"tables": [table, value]} if name == "tables[1]" else {name: value}
+    with pytest.raises(ArgumentError, match=re.escape(f"{name}: expected")):
+        Connector(**arguments)  # type: ignore[arg-type]
+
+
+def test_memory_that_the_machine_refuses_is_named(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    monkeypatch.setattr("gramary.offload.setup.Region", refuse)
+    with pytest.raises(CapacityError, match="max_tokens=7"):
+        Connector(table, max_tokens=7)
+
+
+@pytest.mark.parametrize("layer", [None, "0", 0.0])
+def test_a_request_and_a_wait_name_what_they_take(table: Table, layer: object) -> None:
+    with Connector(table, max_tokens=16, settings=QUICK) as connector:
+        with pytest.raises(ArgumentError, match="batch: expected a Batch"):
+            connector.request(None)  # type: ignore[arg-type]
+        ticket = connector.request(make_batch(0))
+        with pytest.raises(ArgumentError, match="ticket: expected a Ticket"):
+            connector.wait(None)  # type: ignore[arg-type]
+        with pytest.raises(ArgumentError, match="layer: expected an integer"):
+            connector.wait(ticket, layer=layer)  # type: ignore[arg-type]
+        connector.wait(ticket)
 
 
 @pytest.mark.parametrize("worker", ["thread", "process"])

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import torch
 
+from gramary.arguments import require_integer, require_type
 from gramary.batch import Batch
 from gramary.errors import ArgumentError, ClosedError, GramaryError, RowFetchError
 from gramary.offload.batch_tensors import check_tokens, tensors_for
@@ -29,15 +30,15 @@ from gramary.offload.region import Region
 from gramary.offload.routing import Router
 from gramary.offload.service import Service
 from gramary.offload.setup import (
+    as_tables,
     make_region,
     make_side,
-    require_one_device,
     ring_shape,
     start_service,
 )
 from gramary.offload.sides import Side
 from gramary.offload.ticket import Ticket
-from gramary.reading.arguments import result_buffer
+from gramary.reading.arguments import chosen_settings, result_buffer
 from gramary.settings import Settings
 from gramary.table import Table
 from gramary.tracing import Span, SpanLog
@@ -82,12 +83,12 @@ class Connector:
         prefill_early_request: bool = True,
         settings: Settings | None = None,
     ) -> None:
-        self._tables = (tables,) if isinstance(tables, Table) else tuple(tables)
-        require_one_device(self._tables)
+        self._tables = as_tables(tables)
+        require_type("prefill_early_request", prefill_early_request, bool)
         if worker not in ("thread", "process"):
             raise ArgumentError(f"worker: expected 'thread' or 'process', got {worker!r}")
         require_server(server, worker)
-        settings = settings or Settings.from_env()
+        settings = chosen_settings(settings)
         # Nothing to close until the end of this method.
         self._is_closed = True
         self._lock = threading.RLock()
@@ -135,6 +136,7 @@ class Connector:
             ArgumentError: the batch has more tokens than `max_tokens`, or is on another device.
             ClosedError: the connector was closed.
         """
+        require_type("batch", batch, Batch)
         with self._lock:
             self.check()
             self._require_fit(batch)
@@ -181,6 +183,8 @@ class Connector:
             ArgumentError: the ticket is not this connector's, or the layer was awaited before.
             ClosedError: the connector was closed.
         """
+        require_type("ticket", ticket, Ticket)
+        layer = require_integer("layer", layer)
         with self._lock:
             self._require_open()
             self._require_awaitable(ticket, layer)

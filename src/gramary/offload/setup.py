@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from gramary.errors import ArgumentError, DependencyError
+from gramary.arguments import require_integer, require_type
+from gramary.errors import ArgumentError, CapacityError, DependencyError
 from gramary.offload.process import ProcessService
 from gramary.offload.region import Region
 from gramary.offload.ring import RingShape
@@ -21,12 +22,22 @@ from gramary.tracing import SpanLog
 # Host-lane batches whose inputs are kept at once, for each slot.
 INPUTS_PER_SLOT = 8
 
+# More than any machine serves in a forward; what goes beyond is a mistake of units.
+MAX_TOKENS = 1 << 24
+MAX_SLOTS = 1 << 10
+
 # Streams that may request: the main one, one for captures, and two to spare.
 NUM_CUDA_STREAMS = 4
 
 
 def ring_shape(tables: Sequence[Table], max_tokens: int, num_slots: int) -> RingShape:
-    """Returns the sizes of the memory that a connector of these tables shares."""
+    """Returns the sizes of the memory that a connector of these tables shares.
+
+    Raises:
+        ArgumentError: `max_tokens` or `num_slots` is no number in its range.
+    """
+    max_tokens = require_integer("max_tokens", max_tokens, 1, MAX_TOKENS)
+    num_slots = require_integer("num_slots", num_slots, 1, MAX_SLOTS)
     return RingShape(
         max_tokens=max_tokens,
         max_requests=max_tokens,
@@ -43,10 +54,18 @@ def make_region(shape: RingShape, device: torch.device) -> Region:
     """Returns the memory, registered where a GPU reads and writes it.
 
     Raises:
+        CapacityError: the machine refuses so much.
         DependencyError: the package `cuda-bindings` is missing.
         UnsupportedError: CUDA does not register the memory.
     """
-    return Region(shape, CudaHostRegistry(device.index) if device.type == "cuda" else None)
+    registry = CudaHostRegistry(device.index) if device.type == "cuda" else None
+    try:
+        return Region(shape, registry)
+    except OSError as error:
+        raise CapacityError(
+            f"max_tokens={shape.max_tokens} and num_slots={shape.num_host_slots}: the machine "
+            f"refused the memory of the slots ({error}); ask for less"
+        ) from error
 
 
 def start_service(
@@ -85,13 +104,22 @@ def make_side(
     return CudaSide(region, service, tables, settings, CudaStreams(device))
 
 
-def require_one_device(tables: Sequence[Table]) -> None:
-    """Raises ArgumentError where there is no table, or where they are on several devices."""
-    if not tables:
+def as_tables(tables: Table | Sequence[Table]) -> tuple[Table, ...]:
+    """Returns one table or several as a tuple.
+
+    Raises:
+        ArgumentError: there is none, something else is among them, or they are on several devices.
+    """
+    require_type("tables", tables, Table, list, tuple)
+    several = (tables,) if isinstance(tables, Table) else tuple(tables)
+    for index, table in enumerate(several):
+        require_type(f"tables[{index}]", table, Table)
+    if not several:
         raise ArgumentError("tables: expected at least one")
-    devices = list(dict.fromkeys(str(table.device) for table in tables))
+    devices = list(dict.fromkeys(str(table.device) for table in several))
     if len(devices) > 1:
         raise ArgumentError(f"tables: expected all on one device, got {' and '.join(devices)}")
+    return several
 
 
-__all__ = ["make_region", "make_side", "require_one_device", "ring_shape", "start_service"]
+__all__ = ["as_tables", "make_region", "make_side", "ring_shape", "start_service"]

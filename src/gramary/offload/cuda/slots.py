@@ -126,10 +126,10 @@ class DeviceSlots:
         pins = device.type == "cuda"
         num_host, num_stream = len(layout.host_slots), len(layout.stream_slots)
         self.failures = torch.zeros(
-            num_host + num_stream, FAILURE_WORDS, dtype=torch.int64, pin_memory=pins
+            num_host + num_stream, FAILURE_WORDS, dtype=torch.int64, device="cpu", pin_memory=pins
         )
         self.token_errors = torch.zeros(
-            num_stream, layout.shape.num_layers, 4, dtype=torch.int64, pin_memory=pins
+            num_stream, layout.shape.num_layers, 4, dtype=torch.int64, device="cpu", pin_memory=pins
         )
         self.host = tuple(
             DeviceSlot(region, places, device, self.failures[i])

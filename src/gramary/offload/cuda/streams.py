@@ -125,7 +125,7 @@ def why_no_memory_operations(device: torch.device) -> str | None:
     if not found:
         return "the device or its driver lacks them"
     # A driver may still forbid them: try one, on a word that is there already.
-    word = torch.ones(1, dtype=torch.int32, pin_memory=True)
+    word = torch.ones(1, dtype=torch.int32, device="cpu", pin_memory=True)
     try:
         with torch.cuda.device(device):
             _DriverOperations(device).wait(word.data_ptr(), 1)
