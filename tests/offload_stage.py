@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from pathlib import Path
+
 import torch
 
 from gramary import Batch, HashSpec, Settings, Table
 from gramary.codecs import encode_rows
+
+
+def freeze(pid: int) -> None:
+    """Stops a process and waits until each of its threads stands."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 10
+    threads = Path(f"/proc/{pid}/task")
+    while any(
+        (thread / "stat").read_text().rpartition(")")[2].split()[0] != "T"
+        for thread in threads.iterdir()
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def make_spec(*, ngram_size: int = 3, ple_index: int = 0) -> HashSpec:

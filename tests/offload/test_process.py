@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from offload_stage import expected_rows, make_batch, make_table
+from offload_stage import expected_rows, freeze, make_batch, make_table
 
 from gramary import Connector, Settings, Table
 from gramary.errors import FetchTimeoutError, RowFetchError
@@ -55,7 +55,7 @@ def test_a_killed_worker_is_found_within_a_second_and_named(table: Table) -> Non
     """Behaviour 32: every request under way, in both lanes, is NaN and names how it ended."""
     with Connector(table, max_tokens=16, worker="process", settings=QUICK) as connector:
         pid = connector.service.process.pid
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
         tickets = [connector.request(make_batch(i, prefill=i < 2)) for i in range(3)]
         assert [ticket.lane for ticket in tickets] == ["host", "host", "stream"]
         os.kill(pid, signal.SIGKILL)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from offload_stage import expected_rows, make_batch, make_table
+from offload_stage import expected_rows, freeze, make_batch, make_table
 
 from gramary import Connector, Settings, Table
 from gramary.errors import (
@@ -303,13 +303,13 @@ def test_a_killed_worker_lets_the_stream_go_and_is_named(
     """Behaviour 32: a dead worker is found by the watchdog, whichever lane waits for it."""
     with cuda_connector(table, max_tokens=16, worker="process", settings=PATIENT) as connector:
         pid = connector.service.process.pid
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
         tickets = [connector.request(make_batch(i, prefill=i == 0)) for i in range(2)]
         os.kill(pid, signal.SIGKILL)
         began = time.monotonic()
         for ticket in tickets:
             out = torch.zeros(8, table.spec.embed_dim)
-            # The watchdog's word on a request may come with a later call, which then waits for none.
+            # The watchdog's word on one request may come with a call about another.
             while len(ticket.awaited) == 0:
                 with contextlib.suppress(FetchTimeoutError):
                     connector.wait(ticket, out=out)

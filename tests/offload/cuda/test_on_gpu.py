@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from offload_stage import expected_rows, make_batch, make_table
+from offload_stage import expected_rows, freeze, make_batch, make_table
 from table_stage import encoded_table, small_spec, write_table_folder
 
 from gramary import Batch, Connector, Settings, Table
@@ -282,7 +282,7 @@ def test_a_dead_worker_is_found_within_a_second(table: Table, cuda_table: Table)
         stage.replay(batch)
         stage.expect([table], batch)
         pid = connector.service.process.pid
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
         stage.replay(batch)
         rows = connector.wait(connector.request(make_batch(0)))
         os.kill(pid, signal.SIGKILL)
@@ -369,7 +369,7 @@ def test_close_in_flight(table: Table, cuda_table: Table, worker: str) -> None:
     if worker == "thread":
         connector.service.native.hold(True)
     else:
-        os.kill(connector.service.process.pid, signal.SIGSTOP)
+        freeze(connector.service.process.pid)
         os.kill(connector.service.process.pid, signal.SIGKILL)
     rows = connector.wait(connector.request(prompt)) if worker == "thread" else None
     stage.graph.replay()
