@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # subject: device: modules of this folder.
 SUBJECTS: dict[str, dict[str, tuple[str, ...]]] = {
-    "embed": {"cpu": ("ngram_ids", "embed_cpu"), "cuda": ("embed_gpu",)},
+    "embed": {"cpu": ("ngram_ids", "embed_cpu"), "cuda": ("embed_gpu", "gpu_host_path")},
     "state": {"cpu": ("state_cpu",), "cuda": ("gpu_state",)},
     "overlap": {"cpu": ("overlap",), "cuda": ("overlap",)},
     "disk": {"cpu": ("disk",), "cuda": ("disk",)},

@@ -12,7 +12,15 @@ from benchmarks.pictures import draw_receipt
 from gramary import receipts
 
 # Receipts with a batch size, or with tiers, in their cases.
-DRAWN = ("embed_gpu", "gpu_host_path", "gpu_state", "embed_cpu", "state_cpu", "end_to_end")
+DRAWN = (
+    "embed_gpu",
+    "gpu_host_path",
+    "gpu_state",
+    "embed_cpu",
+    "state_cpu",
+    "end_to_end",
+    "end_to_end_gpu",
+)
 
 
 def main() -> None:

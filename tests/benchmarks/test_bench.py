@@ -98,12 +98,11 @@ def test_the_same_receipt_gives_the_same_picture(tmp_path: Path) -> None:
 
 def test_pictures_of_the_documentation_are_of_todays_receipts() -> None:
     """Run tools/draw_pictures.py after receipts changed."""
+    read = map(receipts.read, (REPOSITORY / "benchmarks" / "results").glob("*.json"))
+    known = {pictures.signature(receipt) for receipt in read}
     found = 0
     for path in sorted(PICTURES.glob("*.svg")):
-        named = re.search(r"receipt (\w+) [0-9a-f]{16}", path.read_text())
-        if named is None:
-            continue
-        receipt = receipts.read(REPOSITORY / "benchmarks" / "results" / f"{named[1]}.json")
-        assert pictures.signature(receipt) == named[0], path.name
-        found += 1
+        named = re.search(r"receipt \w+ [0-9a-f]{16}", path.read_text())
+        assert named is None or named[0] in known, path.name
+        found += named is not None
     assert found
