@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gramary import Batch, Connector, HashSpec, PLELayer, Table
+from gramary import Batch, Connector, HashSpec, PLELayer, Settings, Table
 from gramary.layer import PLEGeometry, PLEState
 from gramary.pipeline import ple_layers_of_stage
 
@@ -50,7 +50,9 @@ class Stage:
         self.connector: Connector | None = None
         if self.tables:
             max_tokens = CHUNK * len(PROMPT_LENGTHS)
-            self.connector = Connector(self.tables, max_tokens=max_tokens)
+            # However small a batch is, it rings: on a GPU it would read so few rows by itself.
+            settings = Settings.from_env(force_doorbell=True)
+            self.connector = Connector(self.tables, max_tokens=max_tokens, settings=settings)
 
     def forward(
         self, hidden: torch.Tensor, batch: Batch, state: PLEState | None, ticket: object

@@ -169,7 +169,9 @@ def test_no_device_rows_take_no_device_memory() -> None:
         table.load_shard(index, torch.full((num_rows, 160), index, dtype=torch.uint8))
     table.finish_loading()
     assert torch.cuda.max_memory_allocated() - before <= 64 * MIB
-    assert free_before - torch.cuda.mem_get_info()[0] <= 96 * MIB
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        # What the driver says is everybody's: it counts where no other test runs beside this one.
+        assert free_before - torch.cuda.mem_get_info()[0] <= 96 * MIB
     rows = table.lookup(torch.tensor([0, each, spec.num_rows - 1]), dtype=torch.uint8)
     assert rows[:, 0].tolist() == [0, 1, 7]
     table.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -77,3 +79,31 @@ def test_what_a_graph_does_is_told_of_each_replay(
             names = of_stream(connector.take_spans())
             # When the tokens were asked for, no host code knows.
             assert names == ["write_inputs", "wait_rows", "copy_rows", "release"]
+
+
+def test_every_event_of_a_graph_lives_as_long_as_the_connector(
+    cuda_connector: Callable[..., Connector],
+    table: Table,
+    streams: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A graph holds the handles of its events: none may be destroyed before its replays are over."""
+    captured: list[weakref.ref[Any]] = []
+    make_event = type(streams).new_event
+
+    def new_event(self: Any) -> Any:
+        event = make_event(self)
+        if self.capturing:
+            captured.append(weakref.ref(event))
+        return event
+
+    monkeypatch.setattr(type(streams), "new_event", new_event)
+    batch = make_batch(1, prefill=False)
+    with cuda_connector(table, max_tokens=16, settings=PATIENT) as connector:
+        connector.trace(True)
+        streams.capturing = True
+        connector.wait(connector.request(batch))
+        streams.capturing = False
+        gc.collect()
+        assert len(captured) > 3
+        assert all(event() is not None for event in captured)

@@ -40,6 +40,8 @@ class DeviceSpans:
         self._streams = streams
         self._log = SpanLog(track)
         self._timed: list[_Timed] = []
+        # A graph refers to every event that it records, also where no span came of it.
+        self._captured: list[Event] = []
         self._reference: Event | None = None
         self._reference_ns = 0
         self._has_nvtx = False
@@ -67,6 +69,8 @@ class DeviceSpans:
             return None
         event = self._streams.new_event()
         event.record()
+        if self._streams.is_capturing():
+            self._captured.append(event)
         return event
 
     def add(
