@@ -87,7 +87,7 @@ def test_every_event_of_a_graph_lives_as_long_as_the_connector(
     streams: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A graph holds the handles of its events: none may be destroyed before its replays are over."""
+    """A graph holds the handles of its events: none may go before its last replay."""
     captured: list[weakref.ref[Any]] = []
     make_event = type(streams).new_event
 
