@@ -195,4 +195,7 @@ def _take_memory(num_bytes: int, huge_pages: HugePages | None, options: HostOpti
 
 
 def _refused(num_bytes: int, error: OSError) -> CapacityError:
-    return CapacityError(f"the machine refused {num_bytes:,} bytes of host memory: {error}")
+    return CapacityError(
+        f"the machine refused {num_bytes:,} bytes of host memory: {error}; give the host fewer "
+        "rows and let disk take the rest (host=SIZE,disk)"
+    )
