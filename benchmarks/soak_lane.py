@@ -29,6 +29,7 @@ TIMEOUT_S = 0.5
 # Growth that the allocator's own habits explain.
 MAX_GROWTH_KIB = 24 << 10
 MAX_FAILURES = 20
+MAX_RINGS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +49,14 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Holdings:
-    """What this process holds of the machine."""
+    """What this process holds of the machine.
+
+    The rings of the open table's reader are its own: it makes one more where two lanes read at
+    once, up to MAX_RINGS, and closes them with the table.
+    """
 
     descriptors: int
+    rings: int
     threads: int
     resident_kib: int
 
@@ -59,8 +65,11 @@ class Holdings:
         """Returns what it holds now, garbage collected."""
         gc.collect()
         pages = int(Path("/proc/self/statm").read_text().split()[1])
+        files = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        rings = files.count("anon_inode:[io_uring]")
         return cls(
-            len(os.listdir("/proc/self/fd")),
+            len(files) - rings,
+            rings,
             len(os.listdir("/proc/self/task")),
             pages * os.sysconf("SC_PAGE_SIZE") // 1024,
         )
@@ -101,6 +110,8 @@ class Soak:
             self.counts["growth KiB"] = max(0, last.resident_kib - first.resident_kib)
         self.resident.close()
         self.table.close()
+        if Holdings.now().rings:
+            self.fail("the table was closed and left rings behind")
         return {
             "parameters": {**dataclasses.asdict(self.plan), "placement": PLACEMENT},
             "seconds": round(time.monotonic() - began, 1),
@@ -162,6 +173,8 @@ class Soak:
     def _compare(self, first: Holdings, now: Holdings) -> None:
         if now.descriptors != first.descriptors:
             self.fail(f"descriptors: {first.descriptors}, now {now.descriptors}")
+        if now.rings > MAX_RINGS:
+            self.fail(f"rings: {now.rings}, expected at most {MAX_RINGS}")
         if now.threads != first.threads:
             self.fail(f"threads: {first.threads}, now {now.threads}")
         if now.resident_kib > first.resident_kib + MAX_GROWTH_KIB:

@@ -118,7 +118,7 @@ class Schedule(RuleBasedStateMachine):
         self.kept: list[tuple[WindowCheckpoint, list[int]]] = []
 
     def history(self, tokens: list[int]) -> list[int]:
-        return ([-1] * HISTORY + tokens)[-HISTORY:]
+        return ([0] * HISTORY + tokens)[-HISTORY:]
 
     @precondition(lambda self: self.pool.num_free)
     @rule()

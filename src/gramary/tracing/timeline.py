@@ -43,8 +43,8 @@ def draw_timeline(
         raise DependencyError("pictures need matplotlib: pip install 'gramary[plot]'") from error
     colours = colours_of(span.name for spans in groups.values() for span in spans)
     heights = [len(tracks_of(spans)) + 1 for spans in groups.values()]
-    # Equal spans give equal bytes.
-    with rc_context({"svg.hashsalt": "gramary"}):
+    # Equal spans give equal bytes, and text stays text, whatever the process has set.
+    with rc_context({"svg.hashsalt": "gramary", "svg.fonttype": "none"}):
         figure = Figure(figsize=(11, 1.2 + 0.42 * sum(heights)), layout="constrained")
         figure.suptitle(title)
         panels = figure.subplots(
