@@ -1,5 +1,6 @@
 """The connector's soak in small: no wrong row, no leak, and a failure is told."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -29,7 +30,9 @@ def test_wrong_rows_and_leaks_are_failures(monkeypatch: pytest.MonkeyPatch) -> N
     right = soak.resident.embed
     monkeypatch.setattr(soak.resident, "embed", lambda *args, **kw: right(*args, **kw) + 1)
     holdings = soak_lane.Holdings.now()
-    soak._compare(holdings, soak_lane.Holdings(holdings.descriptors + 1, holdings.threads, 0))
+    soak._compare(holdings, dataclasses.replace(holdings, descriptors=holdings.descriptors + 1))
+    soak._compare(holdings, dataclasses.replace(holdings, rings=soak_lane.MAX_RINGS + 1))
     run = soak.run()
     assert "descriptors" in run["failures"][0]
+    assert "rings" in run["failures"][1]
     assert any("wrong rows" in failure for failure in run["failures"])
