@@ -22,6 +22,7 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.timers import CpuTimer, Timer, Work
 from gramary import receipts
+from gramary.targets import Target, describe_target
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -42,7 +43,8 @@ class Case:
         floor: least time for those bytes in microseconds, or None where no rate is known.
         floor_basis: what the floor rests on.
         cache: "cold" or "warm", with cache_note saying what that means here.
-        targets: the largest ratio promised for a candidate, where one is.
+        targets: what is promised for a candidate, where something is: the largest ratio as a
+            number, other limits as a `Target`.
         before: runs before every sample, outside of its time (drops a cache, resets a state).
         timer: how a sample is taken.
         num_samples: samples of each candidate.
@@ -59,7 +61,7 @@ class Case:
     cache: str = "warm"
     floor: float | None = None
     floor_basis: str = "not known"
-    targets: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    targets: Mapping[str, float | Target] = dataclasses.field(default_factory=dict)
     before: Callable[[], None] | None = None
     timer: Timer = dataclasses.field(default_factory=CpuTimer)
     num_samples: int = 15
@@ -83,7 +85,7 @@ class MeasuredCase:
     cache: str = "cold"
     floor: float | None = None
     floor_basis: str = "not known"
-    targets: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    targets: Mapping[str, float | Target] = dataclasses.field(default_factory=dict)
     unit: str = "bytes"
     timer_name: str = "peak_memory"
 
@@ -187,8 +189,8 @@ def print_case(case: Mapping[str, Any]) -> None:
         if name in case["ratios"]:
             line += f"  {case['ratios'][name]:.3f} x {case['baseline']}"
         if name in case["targets"]:
-            target = case["targets"][name]
-            line += f"  (at most {target['at_most']}: {'met' if target['met'] else 'MISSED'})"
+            in_unit = f"{{:g}} {case['unit']}".format
+            line += f"  ({describe_target(case['targets'][name], in_unit)})"
         print(line)
     sys.stdout.flush()
 

@@ -14,6 +14,7 @@ LAYERS = {
     "stats": 0,
     "receipt_head": 0,
     "count_receipts": 0,
+    "targets": 0,
     "receipts": 0,
     "cgroups": 0,
     "machine": 0,

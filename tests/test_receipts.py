@@ -6,44 +6,12 @@ import socket
 from pathlib import Path
 
 import pytest
+from receipt_stage import make_receipt
 
 from gramary import count_receipts, receipts
 from gramary.errors import ReceiptError
 
 REPOSITORY = Path(__file__).parent.parent
-
-
-def make_receipt() -> dict:
-    """Returns a small valid receipt."""
-    samples = {"torch": [4.0, 5.0, 6.0, 5.5], "gramary": [1.0, 2.0, 1.5, 1.0]}
-    case = {
-        "name": "fp8 8192 tokens",
-        "parameters": {"tokens": 8192},
-        "unit": "us",
-        "timer": "cpu",
-        "cache": "warm",
-        "cache_note": "second pass over the same rows",
-        "check": {"what": "equal bits", "compared": 131072},
-        "bytes": {"moved": 20971520, "floor": None, "basis": "not known"},
-        **receipts.compare(samples, "torch", {"gramary": 0.5}),
-    }
-    return {
-        "schema": receipts.SCHEMA,
-        "name": "embed",
-        "command": ["python", "-m", "benchmarks.embed"],
-        "revision": {"commit": "0" * 40, "clean": True},
-        "sources": {"csrc/hash/kernel.cpp": "ab" * 32},
-        "taken_at": "2026-01-01T00:00:00+00:00",
-        "hardware": {
-            "cpu": "some processor",
-            "num_cpus": 2,
-            "simd": "avx2",
-            "memory_bytes": 1 << 34,
-            "gpus": [{"name": "some GPU", "memory_bytes": 1 << 37, "capability": "9.0"}],
-        },
-        "versions": {"python": "3.11.7", "torch": "2.13.0"},
-        "cases": [case],
-    }
 
 
 def change(receipt: dict, path: str, value: object) -> dict:
@@ -95,6 +63,11 @@ REFUSED = [
     ("cases.0.candidates.gramary.median", 0.5, "does not follow from the samples"),
     ("cases.0.ratios.gramary", 0.01, "does not follow from the samples"),
     ("cases.0.targets.gramary.met", False, "does not follow from the samples"),
+    ("cases.0.targets.gramary.met", ..., "targets.gramary: missing field 'met'"),
+    ("cases.0.targets.gramary.why", "so", "targets.gramary: unknown field 'why'"),
+    ("cases.0.targets.gramary.of", 1, "targets.gramary.of: wrong type int"),
+    ("cases.0.targets.gramary.of", "mean", "targets.gramary.of: expected one of"),
+    ("cases.0.targets.gramary.of", "maximum", "does not follow from the samples"),
     ("cases.0.cache_note", "read /srv/models/big.bin first", "absolute path"),
     ("command", ["python", "--model=/data/model/x"], "absolute path"),
 ]
@@ -144,6 +117,11 @@ def test_a_missed_target_is_recorded_as_missed() -> None:
     result = receipts.compare({"a": [2.0], "b": [3.0]}, "a", {"b": 1.2})
     assert result["ratios"] == {"b": 1.5}
     assert result["targets"] == {"b": {"at_most": 1.2, "met": False}}
+
+
+def test_nothing_is_promised_of_the_baseline() -> None:
+    with pytest.raises(ReceiptError, match="the baseline 'a' can have none"):
+        receipts.compare({"a": [2.0], "b": [3.0]}, "a", {"a": 1.0})
 
 
 def test_every_receipt_of_the_repository_is_valid() -> None:

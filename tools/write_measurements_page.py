@@ -1,9 +1,11 @@
 """Writes docs/measurements.md from the receipts in benchmarks/results/."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
 from gramary import receipts
+from gramary.targets import describe_target
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "benchmarks" / "results"
@@ -15,9 +17,11 @@ HEAD = """\
 <!-- Written by tools/write_measurements_page.py from the receipts in benchmarks/results/. -->
 
 Each line is a median of a candidate and of its baseline, taken in alternation in one run after
-their results were found equal; the ratio is candidate / baseline, so less is better. A receipt
-holds every sample, the command, the revision, the versions and what was warm or cold. Tests,
-fuzzing and soaking are counted.
+their results were found equal; the ratio is candidate / baseline, so less is better. A promise
+without a unit is about the ratio, one with a plus sign about the difference of the medians, one
+with "worst" about the largest sample, any other about the candidate's median. A receipt holds every
+sample, the command, the revision, the versions and what was warm or cold. Tests, fuzzing and
+soaking are counted.
 
 """
 COLUMNS = "| work | candidate | median | baseline | median | ratio | promised | receipt |\n"
@@ -45,11 +49,12 @@ def render_rows(receipt: dict[str, Any], name: str) -> list[str]:
         for candidate, ratio in case["ratios"].items():
             target = case["targets"].get(candidate)
             median = format_value(case["candidates"][candidate]["median"], unit)
-            promised = "" if target is None else f"≤ {target['at_most']:.3g}: "
-            promised += "" if target is None else ("met" if target["met"] else "missed")
+            promised = target and describe_target(
+                target, functools.partial(format_value, unit=unit)
+            )
             rows.append(
                 f"| {case['name']} ({case['cache']}) | {candidate} | {median} | {baseline} "
-                f"| {base} | {ratio:.3f} | {promised} | `{name}` |\n"
+                f"| {base} | {ratio:.3f} | {promised or ''} | `{name}` |\n"
             )
     return rows
 

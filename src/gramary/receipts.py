@@ -16,7 +16,8 @@ the head of `receipt_head.py`, `cases` is a list of
     baseline     the candidate that others are compared with
     candidates   {name: {samples, median, p20, p80}}
     ratios       {name: median / baseline's median}, for every other candidate
-    targets      {name: {at_most, met}}, for candidates with a promised ratio
+    targets      {name: {at_most, met}}, for candidates with a promise, about their ratio unless a
+                 field `of` says otherwise: see `targets.py`
 
 Tests, fuzzing and soaking are counted instead: `count_receipts.py`.
 """
@@ -35,6 +36,7 @@ from typing import Any
 from gramary import count_receipts
 from gramary.errors import ReceiptError
 from gramary.receipt_head import refuse_paths, require_fields, validate_head
+from gramary.targets import Target, as_target, read_target
 
 SCHEMA = "gramary.receipt/1"
 
@@ -55,7 +57,6 @@ _CASE = {
 _CHECK = {"what": str, "compared": int}
 _BYTES = {"moved": int, "floor": (int, float, type(None)), "basis": str}
 _SUMMARY = {"samples": list, "median": (int, float), "p20": (int, float), "p80": (int, float)}
-_TARGET = {"at_most": (int, float), "met": bool}
 
 UNITS = ("us", "bytes")
 TIMERS = ("cpu", "cuda_graph", "cuda_events", "peak_memory")
@@ -83,21 +84,27 @@ def summarise(samples: Sequence[float]) -> dict[str, Any]:
 
 
 def compare(
-    candidates: Mapping[str, Sequence[float]], baseline: str, targets: Mapping[str, float]
+    candidates: Mapping[str, Sequence[float]],
+    baseline: str,
+    targets: Mapping[str, float | Target],
 ) -> dict[str, Any]:
     """Returns a case's `candidates`, `baseline`, `ratios` and `targets` from its raw samples.
 
     Args:
         candidates: samples of each candidate, in the case's unit.
         baseline: name of the candidate that the others are divided by.
-        targets: the largest ratio promised for a candidate, where one is.
+        targets: what is promised for a candidate other than the baseline, where something is; a
+            number is the largest ratio.
 
     Raises:
-        ReceiptError: a name is unknown, or samples are missing or not numbers.
+        ReceiptError: a name is unknown, something is promised of the baseline, or samples are
+            missing or not numbers.
     """
     for name in (baseline, *targets):
         if name not in candidates:
             raise ReceiptError(f"{name!r} is no candidate; candidates are {sorted(candidates)}")
+    if baseline in targets:
+        raise ReceiptError(f"targets: the baseline {baseline!r} can have none")
     summaries = {name: summarise(samples) for name, samples in candidates.items()}
     base = summaries[baseline]["median"]
     if base == 0:
@@ -110,8 +117,7 @@ def compare(
         "candidates": summaries,
         "ratios": ratios,
         "targets": {
-            name: {"at_most": limit, "met": ratios[name] <= limit}
-            for name, limit in targets.items()
+            name: as_target(target).judge(summaries[name], base) for name, target in targets.items()
         },
     }
 
@@ -148,14 +154,16 @@ def _validate_case(where: str, case: Any) -> None:
     require_fields(f"{where}.bytes", case["bytes"], _BYTES)
     for name, summary in case["candidates"].items():
         require_fields(f"{where}.candidates.{name}", summary, _SUMMARY)
-    for name, target in case["targets"].items():
-        require_fields(f"{where}.targets.{name}", target, _TARGET)
+    targets = {
+        name: read_target(f"{where}.targets.{name}", target)
+        for name, target in case["targets"].items()
+    }
     if len(case["candidates"]) < 2:
         raise ReceiptError(f"{where}.candidates: expected a baseline and one more candidate")
     recomputed = compare(
         {name: summary["samples"] for name, summary in case["candidates"].items()},
         case["baseline"],
-        {name: target["at_most"] for name, target in case["targets"].items()},
+        targets,
     )
     for field, expected in recomputed.items():
         if case[field] != expected:
