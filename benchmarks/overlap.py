@@ -28,17 +28,23 @@ import torch
 from benchmarks import harness
 from benchmarks.disk_files import drop_cache
 from benchmarks.harness import Benchmark, MeasuredCase
-from benchmarks.stand_in import StageSize, StandIn, chunks_of_prompt, write_model
+from benchmarks.stand_in import (
+    OPTIONS,
+    REAL_SIZE,
+    StageSize,
+    StandIn,
+    chunks_of_prompt,
+    require_same_outputs,
+    write_model,
+)
 from gramary import Connector, Table
 from gramary.settings import Settings
 from gramary.tracing import Span, SpanLog, write_trace
 from gramary.tracing.timeline import draw_timeline
 
-OPTIONS = {False: "early requests off", True: "early requests on"}
-
 SIZES = {
     "cpu": StageSize("cpu", hidden_size=128, num_layers=4, chunk_tokens=2048, num_chunks=6),
-    "cuda": StageSize("cuda", hidden_size=2560, num_layers=48, chunk_tokens=8192, num_chunks=8),
+    "cuda": REAL_SIZE,
 }
 SMOKE = StageSize("cpu", hidden_size=32, num_layers=2, chunk_tokens=64, num_chunks=3)
 
@@ -140,29 +146,15 @@ def idle_of_chunks(spans: Sequence[Span]) -> list[float]:
     return idle_us
 
 
-def require_same(first: Run, other: Run) -> int:
-    """Compares two runs' outputs bit by bit; returns how many values were equal.
-
-    Raises:
-        AssertionError: a value differs; names the chunk.
-    """
-    for chunk, (ours, theirs) in enumerate(zip(first.outputs, other.outputs, strict=True)):
-        width = {2: torch.int16, 4: torch.int32}[ours.element_size()]
-        num_different = int((ours.view(width) != theirs.view(width)).sum())
-        if num_different or not ours.isfinite().all():
-            raise AssertionError(f"chunk {chunk}: {num_different} values differ, or are not finite")
-    return sum(output.numel() for output in first.outputs)
-
-
 def measure(overlap: Overlap, repeats: int, pictures: Pictures) -> Iterator[MeasuredCase]:
     """Runs both options in alternating order and yields idle time and total time."""
     runs: dict[bool, list[Run]] = {False: [], True: []}
     # The first runs touch memory and threads for the first time: they are checked, not counted.
-    compared = require_same(overlap.run(False), overlap.run(True))
+    compared = require_same_outputs(overlap.run(False).outputs, overlap.run(True).outputs)
     for turn in range(repeats):
         for early in (False, True) if turn % 2 == 0 else (True, False):
             runs[early].append(overlap.run(early))
-        compared += require_same(runs[False][-1], runs[True][-1])
+        compared += require_same_outputs(runs[False][-1].outputs, runs[True][-1].outputs)
     pictures.write({OPTIONS[early]: of_option[-1].spans for early, of_option in runs.items()})
     size = overlap.size
     shared: dict[str, Any] = {
@@ -245,6 +237,7 @@ def make_benchmark(options: argparse.Namespace | None = None) -> Benchmark:
         sources=[
             "src/gramary/offload/*.py", "src/gramary/offload/cuda/*.py", "src/gramary/tracing/*.py",
             "csrc/offload/*", "benchmarks/overlap.py", "benchmarks/stand_in.py",
+            "benchmarks/table_folder.py",
         ],
         needs=options.device,
     )  # fmt: skip

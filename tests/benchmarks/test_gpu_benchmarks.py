@@ -1,15 +1,22 @@
-"""Every GPU benchmark of the PLE operations runs on small cases and gives a valid receipt."""
+"""Every GPU benchmark of the PLE operations and of the offload runs on small cases."""
+
+from types import ModuleType
 
 import pytest
 import torch
 
-from benchmarks import gpu_state, harness
+from benchmarks import gpu_offload, gpu_state, harness
 from gramary import receipts
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_smoke() -> None:
-    receipt = harness.run(gpu_state.BENCHMARK, smoke=True, command=["python"])
+@pytest.mark.parametrize(
+    ("module", "num_cases"),
+    [(gpu_state, 2), (gpu_offload, 5)],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_smoke(module: ModuleType, num_cases: int) -> None:
+    receipt = harness.run(module.BENCHMARK, smoke=True, command=["python"])
     receipts.validate(receipt)
-    assert len(receipt["cases"]) == 2
+    assert len(receipt["cases"]) == num_cases

@@ -1,6 +1,5 @@
 """`gramary bench overlap`: checks, times, writes a trace file and draws both timelines."""
 
-import dataclasses
 import json
 import os
 import sys
@@ -10,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks import overlap as benchmark
+from benchmarks.stand_in import require_same_outputs
 from gramary import receipts
 from gramary.cli import main
 from gramary.tracing import SPAN_NAMES, Span
@@ -55,12 +55,15 @@ def test_idle_is_counted_for_the_chunk_that_waits() -> None:
 
 
 def test_one_wrong_bit_is_found() -> None:
-    run = benchmark.Run([torch.ones(3, 4), torch.zeros(3, 4)], [], 0.0, [], {})
-    other = dataclasses.replace(run, outputs=[run.outputs[0], run.outputs[1].clone()])
-    assert benchmark.require_same(run, other) == 24
-    other.outputs[1][2, 3] = -0.0
+    outputs = [torch.ones(3, 4), torch.zeros(3, 4)]
+    others = [output.clone() for output in outputs]
+    assert require_same_outputs(outputs, others) == 24
+    others[1][2, 3] = -0.0
     with pytest.raises(AssertionError, match="chunk 1: 1 values differ"):
-        benchmark.require_same(run, other)
+        require_same_outputs(outputs, others)
+    outputs[0][1, 1] = others[0][1, 1] = float("nan")
+    with pytest.raises(AssertionError, match="chunk 0: 0 values differ, or are not finite"):
+        require_same_outputs(outputs, others)
 
 
 def test_the_command_runs_it_in_the_tree(

@@ -1,62 +1,13 @@
-"""A connector whose CUDA side runs on the CPU: Triton's interpreter, and streams of one thread."""
+"""A connector whose CUDA side runs on the CPU."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
+from cuda_side_stage import CallingThread, use_cuda_side
 
 from gramary import Connector
-from gramary.native.offload import load_u32
-
-
-class HostEvent:
-    """A point in time of the calling thread."""
-
-    def __init__(self) -> None:
-        self.at_ns: int | None = None
-
-    def record(self) -> None:
-        self.at_ns = time.monotonic_ns()
-
-    def elapsed_time(self, end_event: HostEvent) -> float:
-        if self.at_ns is None or end_event.at_ns is None:
-            raise RuntimeError("not recorded")
-        return (end_event.at_ns - self.at_ns) / 1e6
-
-
-class CallingThread:
-    """Streams whose work is done at once, by the thread that queues it."""
-
-    def __init__(self) -> None:
-        self.stream = 0
-        self.capturing = False
-
-    def on_device(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def key(self) -> int:
-        return self.stream
-
-    def is_capturing(self) -> bool:
-        return self.capturing
-
-    def wait(self, address: int, value: int) -> None:
-        deadline = time.monotonic() + 20
-        # Counted around, as the driver does.
-        while (load_u32(address) - value) & 0x80000000:
-            assert time.monotonic() < deadline, "nobody let the stream go"
-            time.sleep(0.0001)
-
-    def new_event(self) -> HostEvent:
-        return HostEvent()
-
-    def synchronize(self) -> None:
-        """All work is done when it is queued."""
 
 
 @pytest.fixture
@@ -69,18 +20,5 @@ def cuda_connector(
     monkeypatch: pytest.MonkeyPatch, streams: CallingThread
 ) -> Callable[..., Connector]:
     """`cuda_connector(tables, ...)`: a Connector that takes CPU tables for CUDA tables."""
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("needs Triton's interpreter; with a GPU, test_on_gpu.py runs")
-    from gramary.offload.cuda.side import CudaSide
-
-    def make_side(*arguments: Any) -> CudaSide:
-        # The last are the engine's spans, which a CUDA side has no use for.
-        return CudaSide(*arguments[:-1], streams)
-
-    monkeypatch.setattr("gramary.offload.connector.make_side", make_side)
-    monkeypatch.setattr("gramary.offload.setup.NUM_CUDA_STREAMS", 2)
-
-    def make(*arguments: Any, **options: Any) -> Connector:
-        return Connector(*arguments, **options)
-
-    return make
+    use_cuda_side(monkeypatch, streams)
+    return Connector
