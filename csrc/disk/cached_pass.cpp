@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/thread_pool.hpp"
-#include "disk/aligned_buffer.hpp"
+#include "disk/arrival_group.hpp"
 #include "disk/positioned_read.hpp"
 #include "disk/residency.hpp"
 
@@ -39,20 +39,21 @@ void CachedPass::run(ReadTask& task, bool asks_first) {
 }
 
 void CachedPass::try_range(ReadTask& task, bool asks_first, std::int64_t begin, std::int64_t end) {
-    thread_local AlignedBuffer buffer;
+    ArrivalGroup group(task);
     std::int64_t hits = 0;
     std::int64_t bytes = 0;
     for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
         if (task.failed()) break;
         const BlockRead& read = task.reads()[i];
         std::uint8_t* const place = task.destination(read);
-        std::uint8_t* const data = place != nullptr ? place : buffer.reserve(read.length);
+        std::uint8_t* const data = place != nullptr ? place : group.reserve(read.length);
         if (!try_read(task, read, data, asks_first)) continue;
-        if (place == nullptr) task.deliver(read, data);
+        if (place == nullptr) group.add(read);
         is_missing_[i] = 0;
         ++hits;
         bytes += read.needed;
     }
+    group.deliver();
     num_hits_.fetch_add(hits, std::memory_order_relaxed);
     hit_bytes_.fetch_add(bytes, std::memory_order_relaxed);
 }

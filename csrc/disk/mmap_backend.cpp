@@ -77,11 +77,13 @@ void MmapBackend::run(ReadTask& task) {
         for (std::int64_t piece = begin; piece < end; piece += kPieceReads) {
             const std::int64_t piece_end = std::min(piece + kPieceReads, end);
             make_room((piece_end - piece) * kFaultBytes);
+            Arrival arrivals[kPieceReads];
             for (std::int64_t i = piece; i < piece_end; ++i) {
                 const BlockRead& read = task.reads()[static_cast<std::size_t>(i)];
                 const auto& mapping = mappings_[static_cast<std::size_t>(file_of(read.address))];
-                task.deliver(read, mapping.data + offset_of(read.address));
+                arrivals[i - piece] = {&read, mapping.data + offset_of(read.address)};
             }
+            task.deliver({arrivals, static_cast<std::size_t>(piece_end - piece)});
         }
     };
     ThreadPool::shared().parallel_for(static_cast<std::int64_t>(task.reads().size()), 512, copy);

@@ -26,7 +26,8 @@ void read_range(ReadTask& task, std::int64_t begin, std::int64_t end) {
         if (result.bytes < read.needed) {
             task.retry(read);
         } else if (place == nullptr) {
-            task.deliver(read, data);
+            const Arrival arrival{&read, data};
+            task.deliver({&arrival, 1});
         }
     }
 }

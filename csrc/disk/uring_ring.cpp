@@ -15,8 +15,6 @@ namespace {
 constexpr int kMaxTries = 1000;
 // Reads that are answered before the queue is looked at again: half of a lane's.
 constexpr unsigned kBunch = 32;
-// Reads whose memory is asked for before they are answered.
-constexpr std::size_t kAhead = 4;
 
 std::uint32_t round_up(std::uint32_t value, std::uint32_t unit) {
     return (value + unit - 1) / unit * unit;
@@ -157,20 +155,42 @@ void UringRing::reap() {
     in_flight_ -= num_done;
 }
 
-void UringRing::finish(const Completion& completion, ReadSource& source) {
-    Slot& slot = slots_[completion.slot];
-    const ReadSource::Item item = slot.item;
-    const bool is_whole = completion.result >= 0 &&
-                          static_cast<std::uint32_t>(completion.result) >= item.read->needed;
-    if (is_whole) {
-        item.task->deliver(*item.read, memory_of(completion.slot));
-    } else if (!item.task->failed()) {
-        DiskStats::add(stats_.num_retries, 1);
-        item.task->retry(*item.read);
+bool UringRing::is_whole(const Completion& completion) const noexcept {
+    return completion.result >= 0 && static_cast<std::uint32_t>(completion.result) >=
+                                         slots_[completion.slot].item.read->needed;
+}
+
+// Delivers what came whole, the reads of one task together, and reads the rest once more.
+void UringRing::answer(std::span<const Completion> completions) {
+    Arrival arrivals[kBunch];
+    std::size_t num_arrived = 0;
+    ReadTask* task = nullptr;
+    const auto deliver = [&] {
+        if (num_arrived > 0) task->deliver({arrivals, num_arrived});
+        num_arrived = 0;
+    };
+    for (const Completion& completion : completions) {
+        const ReadSource::Item& item = slots_[completion.slot].item;
+        if (item.task != task) deliver();
+        task = item.task;
+        if (is_whole(completion)) {
+            arrivals[num_arrived++] = {item.read, memory_of(completion.slot)};
+        } else if (!task->failed()) {
+            DiskStats::add(stats_.num_retries, 1);
+            task->retry(*item.read);
+        }
     }
-    slot.is_busy = false;
-    free_slots_.push_back(completion.slot);
-    source.answered(item);
+    deliver();
+}
+
+void UringRing::finish(std::span<const Completion> completions, ReadSource& source) {
+    answer(completions);
+    for (const Completion& completion : completions) {
+        Slot& slot = slots_[completion.slot];
+        slot.is_busy = false;
+        free_slots_.push_back(completion.slot);
+        source.answered(slot.item);
+    }
 }
 
 // Answers some of the reads that have come, the latest first: their bytes may still lie in the
@@ -178,17 +198,9 @@ void UringRing::finish(const Completion& completion, ReadSource& source) {
 void UringRing::finish_done(ReadSource& source) {
     if (done_.empty()) return;
     StopWatch watch(stats_.scattering_ns);
-    const std::size_t end = done_.size() - std::min<std::size_t>(done_.size(), kBunch);
-    while (done_.size() > end) {
-        const Completion completion = done_.back();
-        done_.pop_back();
-        if (done_.size() >= end + kAhead) {
-            const unsigned next = done_[done_.size() - kAhead].slot;
-            const ReadSource::Item& item = slots_[next].item;
-            item.task->prefetch(*item.read, memory_of(next));
-        }
-        finish(completion, source);
-    }
+    const std::size_t count = std::min<std::size_t>(done_.size(), kBunch);
+    finish(std::span(done_).last(count), source);
+    done_.resize(done_.size() - count);
 }
 
 // Answers what is in flight by pread; the kernel may still write to the arena, which stays.
@@ -196,7 +208,8 @@ void UringRing::abandon(ReadSource& source) {
     is_broken_ = true;
     while (!done_.empty()) finish_done(source);
     for (unsigned slot = 0; slot < slots_.size(); ++slot) {
-        if (slots_[slot].is_busy) finish({slot, -EIO}, source);
+        const Completion lost{slot, -EIO};
+        if (slots_[slot].is_busy) finish({&lost, 1}, source);
     }
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -75,7 +76,9 @@ class UringRing {
     void prepare(unsigned slot);
     bool submit(unsigned num_awaited);
     void reap();
-    void finish(const Completion& completion, ReadSource& source);
+    bool is_whole(const Completion& completion) const noexcept;
+    void answer(std::span<const Completion> completions);
+    void finish(std::span<const Completion> completions, ReadSource& source);
     void finish_done(ReadSource& source);
     void abandon(ReadSource& source);
     std::uint8_t* memory_of(unsigned slot) const noexcept { return arena_ + slot * slot_bytes_; }

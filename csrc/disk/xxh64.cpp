@@ -6,8 +6,8 @@
 namespace gramary {
 namespace {
 
-constexpr std::uint64_t kPrime1 = 0x9E3779B185EBCA87;
-constexpr std::uint64_t kPrime2 = 0xC2B2AE3D27D4EB4F;
+constexpr std::uint64_t kPrime1 = kXxh64Prime1;
+constexpr std::uint64_t kPrime2 = kXxh64Prime2;
 constexpr std::uint64_t kPrime3 = 0x165667B19E3779F9;
 constexpr std::uint64_t kPrime4 = 0x85EBCA77C2B2AE63;
 constexpr std::uint64_t kPrime5 = 0x27D4EB2F165667C5;
@@ -31,28 +31,10 @@ std::uint64_t merge(std::uint64_t hash, std::uint64_t accumulator) noexcept {
     return (hash ^ mix_lane(0, accumulator)) * kPrime1 + kPrime4;
 }
 
-}  // namespace
-
-std::uint64_t xxh64(const void* data, std::size_t size, std::uint64_t seed) noexcept {
-    const auto* p = static_cast<const std::uint8_t*>(data);
-    const std::uint8_t* const end = p + size;
-    std::uint64_t hash;
-    if (size >= 32) {
-        std::uint64_t a = seed + kPrime1 + kPrime2;
-        std::uint64_t b = seed + kPrime2;
-        std::uint64_t c = seed;
-        std::uint64_t d = seed - kPrime1;
-        for (; end - p >= 32; p += 32) {
-            a = mix_lane(a, load_little_endian<std::uint64_t>(p));
-            b = mix_lane(b, load_little_endian<std::uint64_t>(p + 8));
-            c = mix_lane(c, load_little_endian<std::uint64_t>(p + 16));
-            d = mix_lane(d, load_little_endian<std::uint64_t>(p + 24));
-        }
-        hash = std::rotl(a, 1) + std::rotl(b, 7) + std::rotl(c, 12) + std::rotl(d, 18);
-        hash = merge(merge(merge(merge(hash, a), b), c), d);
-    } else {
-        hash = seed + kPrime5;
-    }
+// What is left after the whole stripes, and the last mixing.
+std::uint64_t finish(std::uint64_t hash, const std::uint8_t* tail, std::size_t size) noexcept {
+    const std::uint8_t* p = tail;
+    const std::uint8_t* const end = tail + size % kXxh64StripeBytes;
     hash += size;
     for (; end - p >= 8; p += 8) {
         hash ^= mix_lane(0, load_little_endian<std::uint64_t>(p));
@@ -72,6 +54,34 @@ std::uint64_t xxh64(const void* data, std::size_t size, std::uint64_t seed) noex
     hash ^= hash >> 29;
     hash *= kPrime3;
     return hash ^ (hash >> 32);
+}
+
+}  // namespace
+
+Xxh64Accumulators start_xxh64(std::uint64_t seed) noexcept {
+    return {{seed + kPrime1 + kPrime2, seed + kPrime2, seed, seed - kPrime1}};
+}
+
+std::uint64_t finish_xxh64(const Xxh64Accumulators& accumulators, const std::uint8_t* tail,
+                           std::size_t size) noexcept {
+    const auto& [a, b, c, d] = accumulators.lanes;
+    const std::uint64_t hash =
+        std::rotl(a, 1) + std::rotl(b, 7) + std::rotl(c, 12) + std::rotl(d, 18);
+    return finish(merge(merge(merge(merge(hash, a), b), c), d), tail, size);
+}
+
+std::uint64_t xxh64(const void* data, std::size_t size, std::uint64_t seed) noexcept {
+    const auto* p = static_cast<const std::uint8_t*>(data);
+    if (size < kXxh64StripeBytes) return finish(seed + kPrime5, p, size);
+    const std::uint8_t* const stripes_end = p + size / kXxh64StripeBytes * kXxh64StripeBytes;
+    auto [a, b, c, d] = start_xxh64(seed).lanes;
+    for (; p < stripes_end; p += kXxh64StripeBytes) {
+        a = mix_lane(a, load_little_endian<std::uint64_t>(p));
+        b = mix_lane(b, load_little_endian<std::uint64_t>(p + 8));
+        c = mix_lane(c, load_little_endian<std::uint64_t>(p + 16));
+        d = mix_lane(d, load_little_endian<std::uint64_t>(p + 24));
+    }
+    return finish_xxh64({{a, b, c, d}}, p, size);
 }
 
 std::uint64_t load_u64_little_endian(const std::uint8_t* bytes) noexcept {

@@ -43,6 +43,23 @@ def plain_blocks(shape: BlockShape, rows: torch.Tensor, first_block: int) -> byt
     return data
 
 
+@pytest.mark.usefixtures("simd_level")
+@pytest.mark.parametrize("num_blocks", [*range(1, 12), 16, 17])
+@pytest.mark.parametrize("block_bytes", [16, 32, 40, 48, 512, 4096])
+def test_groups_of_blocks_have_the_digests_of_each(num_blocks: int, block_bytes: int) -> None:
+    """Blocks are digested several at once; each count of them, whole groups and rests."""
+    shape = BlockShape(block_bytes - 8, 1, block_bytes, 2**64 - 5)
+    rows = torch.randint(0, 256, (num_blocks, shape.row_bytes), dtype=torch.uint8)
+    blocks = torch.empty(num_blocks * block_bytes, dtype=torch.uint8)
+    pack_blocks(shape, rows, 3, blocks)
+    assert blocks.numpy().tobytes() == plain_blocks(shape, rows, 3)
+    for bad in range(num_blocks):
+        spoilt = blocks.clone()
+        spoilt[bad * block_bytes + shape.row_bytes - 1] ^= 1
+        assert find_bad_block(shape, spoilt, 3) == bad
+
+
+@pytest.mark.usefixtures("simd_level")
 @pytest.mark.parametrize("num_rows", [1, 24, 25, 26, 1000, 5000])
 @pytest.mark.parametrize("seed", [0, 2**64 - 2])
 def test_pack_blocks_equals_the_plain_construction(num_rows: int, seed: int) -> None:
@@ -54,6 +71,7 @@ def test_pack_blocks_equals_the_plain_construction(num_rows: int, seed: int) -> 
     assert find_bad_block(shape, blocks, 7) is None
 
 
+@pytest.mark.usefixtures("simd_level")
 @pytest.mark.behaviour(29)
 def test_the_first_bad_block_is_found() -> None:
     """Behaviour 29: one bit, a moved block, another table's block: each fails its checksum."""
