@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from gramary.errors import GramaryError, SettingsError
-from gramary.settings import ENVIRONMENT, Settings
+from gramary.errors import ArgumentError, GramaryError, SettingsError
+from gramary.settings import ENVIRONMENT, Settings, chosen_settings
 
 # One value out of range, and one that does not parse, for each variable.
 BAD_VALUES = {
@@ -69,6 +69,19 @@ def test_an_empty_variable_is_as_good_as_none() -> None:
 
 def test_overrides_win_over_the_environment_even_a_bad_one() -> None:
     assert Settings.from_env({"GRAMARY_NUM_THREADS": "bad"}, num_threads=2).num_threads == 2
+
+
+def test_a_callers_none_means_the_environments_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAMARY_POLL", "sleep")
+    given = Settings(poll="spin")
+    assert chosen_settings(given) is given
+    assert chosen_settings(None).poll == "sleep"
+    for wrong in ("spin", {}, 0, False):
+        with pytest.raises(ArgumentError, match="settings: expected a Settings"):
+            chosen_settings(wrong)  # type: ignore[arg-type]
+    monkeypatch.setenv("GRAMARY_POLL", "never")
+    with pytest.raises(SettingsError, match="GRAMARY_POLL"):
+        chosen_settings(None)
 
 
 def test_settings_cannot_be_changed() -> None:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from gramary.arguments import require_type
 from gramary.errors import SettingsError
 
 GIB = 1 << 30
@@ -91,6 +92,19 @@ class Settings:
             if text is not None and text.strip() and variable.field not in overrides:
                 values[variable.field] = variable.read(text.strip())
         return cls(**values, **overrides)
+
+
+def chosen_settings(settings: Settings | None) -> Settings:
+    """Returns the caller's settings, or those of the environment for None.
+
+    Raises:
+        ArgumentError: they are none.
+        SettingsError: as `Settings.from_env`.
+    """
+    if settings is None:
+        return Settings.from_env()
+    require_type("settings", settings, Settings)
+    return settings
 
 
 def inherited_environment(names: Iterable[str]) -> dict[str, str]:

@@ -20,16 +20,11 @@ from gramary.ops import opaque
 from gramary.ops.flat_batch import check_flat_batch
 from gramary.placement import Placement, require_fitting
 from gramary.reading import compiled
-from gramary.reading.arguments import (
-    chosen_settings,
-    flat_row_ids,
-    require_device,
-    result_buffer,
-)
+from gramary.reading.arguments import flat_row_ids, require_device, result_buffer
 from gramary.reading.base import TableReader
 from gramary.reading.choice import make_reader
 from gramary.row_store import Progress, RowStore
-from gramary.settings import Settings
+from gramary.settings import Settings, chosen_settings
 from gramary.source import open_source
 from gramary.stats import CallCounter, TableStats, TierStats
 from gramary.storage import StorageRequest, plan_storage, resolve_device, share_key

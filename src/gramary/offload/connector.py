@@ -38,8 +38,8 @@ from gramary.offload.setup import (
 )
 from gramary.offload.sides import Side
 from gramary.offload.ticket import Ticket
-from gramary.reading.arguments import chosen_settings, result_buffer
-from gramary.settings import Settings
+from gramary.reading.arguments import result_buffer
+from gramary.settings import Settings, chosen_settings
 from gramary.table import Table
 from gramary.tracing import Span, SpanLog
 

@@ -23,9 +23,9 @@ import tempfile
 import weakref
 from types import TracebackType
 
-from gramary.errors import ArgumentError
+from gramary.arguments import require_integer
 from gramary.offload import channel
-from gramary.settings import Settings, inherited_environment
+from gramary.settings import Settings, chosen_settings, inherited_environment
 
 STOP_TIMEOUT_S = 5.0
 
@@ -51,13 +51,12 @@ class RowServer:
         process: the worker.
 
     Raises:
-        ArgumentError: `num_ranks` is out of its range.
+        ArgumentError: `num_ranks` is out of its range, or the settings are none.
     """
 
     def __init__(self, num_ranks: int, *, settings: Settings | None = None) -> None:
-        if type(num_ranks) is not int or num_ranks < 1:
-            raise ArgumentError(f"num_ranks: expected at least 1, got {num_ranks!r}")
-        settings = settings or Settings.from_env()
+        num_ranks = require_integer("num_ranks", num_ranks, 1)
+        settings = chosen_settings(settings)
         # Of mode 0700; the worker removes it when it ends.
         folder = make_folder()
         self.address = os.path.join(folder, "rows")

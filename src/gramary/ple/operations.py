@@ -10,7 +10,7 @@ from gramary.arguments import require_type
 from gramary.errors import ArgumentError, SlotError
 from gramary.ops.gate_conv import Binding, Caps, Plan, backend_for
 from gramary.ple.checks import check_binding, check_export
-from gramary.settings import Settings
+from gramary.settings import Settings, chosen_settings
 
 
 def plan(caps: Caps, *, settings: Settings | None = None, backend: str | None = None) -> Plan:
@@ -34,8 +34,7 @@ def plan(caps: Caps, *, settings: Settings | None = None, backend: str | None = 
         DependencyError: the backend needs a package that is missing.
     """
     require_type("caps", caps, Caps)
-    settings = Settings.from_env() if settings is None else settings
-    require_type("settings", settings, Settings)
+    settings = chosen_settings(settings)
     chosen = backend_for(caps, backend)
     return Plan(
         caps=caps,

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from gramary.arguments import require_type
 from gramary.codecs import Codec, describe
 from gramary.errors import ArgumentError, RowIdError
 from gramary.native.rows import first_wrong_row_id
 from gramary.ops.flat_batch import check_out
-from gramary.settings import Settings
 
 _ID_DTYPES = (torch.int32, torch.int64)
-
-
-def chosen_settings(settings: Settings | None) -> Settings:
-    """Returns the caller's settings, or those of the environment for None."""
-    if settings is None:
-        return Settings.from_env()
-    require_type("settings", settings, Settings)
-    return settings
 
 
 def flat_row_ids(row_ids: torch.Tensor) -> torch.Tensor:
