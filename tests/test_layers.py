@@ -10,6 +10,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "gramary"
 LAYERS = {
     "errors": 0,
     "arguments": 0,
+    "lifetime": 0,
     "settings": 0,
     "stats": 0,
     "receipt_head": 0,
@@ -19,7 +20,6 @@ LAYERS = {
     "cgroups": 0,
     "machine": 0,
     "page_cache": 0,
-    "lifetime": 0,
     "tracing": 0,
     "native": 0,
     "primes": 1,

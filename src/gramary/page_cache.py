@@ -12,11 +12,12 @@ import mmap
 import os
 from collections import deque
 from collections.abc import Iterable
-from types import TracebackType
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from gramary.lifetime import Closing
 
 PAGE_BYTES = mmap.PAGESIZE
 # The kernel caches up to so many pages as one unit, which goes only if all of it is let go of.
@@ -33,7 +34,7 @@ class Span(NamedTuple):
     end: int
 
 
-class PageCacheGuest:
+class PageCacheGuest(Closing):
     """Reads ahead, and afterwards lets go of the pages that reading brought into the page cache.
 
     Call `announce(spans)` before a group of spans is read and `let_go()` after it was read; groups
@@ -93,17 +94,6 @@ class PageCacheGuest:
             begin = max(last_begin, begin - _MAX_FOLIO_PAGES)
         _drop_pages(descriptor, begin, end)
         self._last_run[descriptor] = (begin, end)
-
-    def __enter__(self) -> PageCacheGuest:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def resident_pages(span: Span) -> npt.NDArray[np.bool_]:

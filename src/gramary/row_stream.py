@@ -12,12 +12,12 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from types import TracebackType
 
 import torch
 
 from gramary.codecs import describe
 from gramary.errors import ArgumentError, ChecksumError, RowReadError
+from gramary.lifetime import Closing
 from gramary.native.blocks import BlockShape, find_bad_block
 from gramary.page_cache import PageCacheGuest, Span
 from gramary.row_layout import RowFile, RowLayout, RowPart, RowRun
@@ -135,7 +135,7 @@ def check_row_range(layout: RowLayout, first_row: int, num_rows: int) -> None:
         )
 
 
-class RowReader:
+class RowReader(Closing):
     """Reads rows of one layout; a context manager that opens each file once, when it is needed.
 
     Not thread-safe.
@@ -289,17 +289,6 @@ class RowReader:
     def _error(self, file: int, offset: int, code: int) -> RowReadError:
         path = self._layout.files[file].path
         return RowReadError("reading rows failed", file=path, offset=offset, errno=code)
-
-    def __enter__(self) -> RowReader:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _split_by_span(part: RowPart, begin: int, end: int) -> Iterator[tuple[int, int]]:

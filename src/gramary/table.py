@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
-import weakref
-from types import TracebackType
-from typing import Protocol
 
 import torch
 
@@ -15,14 +11,13 @@ from gramary.arguments import require_type
 from gramary.codecs import Codec
 from gramary.errors import LoadError
 from gramary.hashing import HashSpec
-from gramary.lifetime import Lifetime
+from gramary.lifetime import Closable, Closing, Lifetime
 from gramary.ops import opaque
 from gramary.ops.flat_batch import check_flat_batch
 from gramary.placement import Placement, require_fitting
 from gramary.reading import compiled
 from gramary.reading.arguments import flat_row_ids, require_device, result_buffer
-from gramary.reading.base import TableReader
-from gramary.reading.choice import make_reader
+from gramary.reading.late import LateReader
 from gramary.row_store import Progress, RowStore
 from gramary.settings import Settings, chosen_settings
 from gramary.source import open_source
@@ -33,14 +28,7 @@ from gramary.tiers.base import Tier
 logger = logging.getLogger("gramary")
 
 
-class Closable(Protocol):
-    """What reads a table's memory behind its back, until it is closed."""
-
-    def close(self) -> None:
-        """Lets go of the table; more calls do nothing."""
-
-
-class Table:
+class Table(Closing):
     """A hashed n-gram embedding table (or one rank's shard of it), open for reading.
 
     Made by `Table.open` from files, or by `Table.empty` and loaded shard by shard. Lookups may
@@ -60,9 +48,7 @@ class Table:
         self._store = store
         self._life = Lifetime("table")
         self._calls = CallCounter()
-        self._making_reader = threading.Lock()
-        self._closes_first: weakref.WeakSet[Closable] = weakref.WeakSet()
-        self._reader: TableReader | None = None
+        self._reader = LateReader(store)
         self.handle: int = opaque.register(self)
 
     @classmethod
@@ -122,7 +108,7 @@ class Table:
         table = cls(RowStore(request))
         try:
             table._store.load_files(progress)
-            table._require_reader()
+            table._reader.get()
         except BaseException:
             table.close()
             raise
@@ -211,7 +197,7 @@ class Table:
         """
         with self._life.using():
             self._store.materialize()
-            self._require_reader()
+            self._reader.get()
 
     def finish_loading(self) -> None:
         """Ends loading: every row of this rank must have been stored exactly once.
@@ -223,7 +209,7 @@ class Table:
         """
         with self._life.using():
             self._store.finish_loading()
-            self._require_reader()
+            self._reader.get()
 
     def lookup(
         self,
@@ -255,7 +241,7 @@ class Table:
         if torch.compiler.is_compiling():
             return compiled.lookup(self, row_ids, out, dtype)
         with self._life.using():
-            reader = self._require_reader()
+            reader = self._reader.get()
             flat_ids = flat_row_ids(row_ids)
             require_device("row_ids", row_ids, self.device)
             result = result_buffer(self.codec, row_ids.shape, 1, self.device, out, dtype)
@@ -297,7 +283,7 @@ class Table:
             batch = (token_ids, query_start_loc, history)
             return compiled.embed(self, batch, out, dtype)
         with self._life.using():
-            reader = self._require_reader()
+            reader = self._reader.get()
             check_flat_batch(self.spec, token_ids, query_start_loc, history)
             require_device("token_ids", token_ids, self.device)
             shape, num_heads = token_ids.shape, self.spec.num_heads
@@ -324,7 +310,7 @@ class Table:
 
         Measured when the table is loaded, unless `host_gather_rows` is set; None on the CPU.
         """
-        return self._require_reader().gather_from_rows
+        return self._reader.get().gather_from_rows
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
@@ -334,7 +320,7 @@ class Table:
     def stats(self) -> TableStats:
         """Returns a snapshot of counters; on CUDA it first raises what `check` would."""
         with self._life.using():
-            self._check_reader()
+            self._reader.check()
             tiers = tuple(
                 TierStats(tier.name, tier.num_rows, tier.nbytes, tier.stats())
                 for tier in self._store.tiers
@@ -349,7 +335,7 @@ class Table:
             RowIdError, TokenError: a CUDA call met one; its rows were NaN.
         """
         with self._life.using():
-            self._check_reader()
+            self._reader.check()
 
     def check_integrity(self) -> None:
         """Compares what the tiers hold with the files they came from, in samples.
@@ -370,8 +356,8 @@ class Table:
             LoadError, ClosedError: the table is not loaded, or closed.
         """
         with self._life.using():
-            self._require_reader()
-            self._closes_first.add(user)
+            self._reader.get()
+            self._life.close_first(user)
 
     def close(self) -> None:
         """Waits for running lookups and gives everything back; a second call does nothing.
@@ -383,35 +369,8 @@ class Table:
         """
         if not self._life.close():
             return
-        for user in list(self._closes_first):
-            user.close()
         try:
-            self._check_reader()
-        finally:
-            if self._reader is not None:
-                self._reader.close()
-            self._store.close()
-
-    def __enter__(self) -> Table:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _require_reader(self) -> TableReader:
-        """Returns the reader, made at the first lookup."""
-        if not self._store.is_readable:
-            raise LoadError("the table is not loaded: load every shard, then finish_loading()")
-        with self._making_reader:
-            if self._reader is None:
-                self._reader = make_reader(self._store.request, self._store.tiers)
-            return self._reader
-
-    def _check_reader(self) -> None:
-        if self._reader is not None:
             self._reader.check()
+        finally:
+            self._reader.close()
+            self._store.close()

@@ -16,7 +16,6 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Literal
 
 import torch
@@ -24,6 +23,7 @@ import torch
 from gramary.arguments import require_integer, require_type
 from gramary.batch import Batch
 from gramary.errors import ArgumentError, ClosedError, GramaryError, RowFetchError
+from gramary.lifetime import Closing
 from gramary.offload.batch_tensors import check_tokens, tensors_for
 from gramary.offload.lanes import HostLane
 from gramary.offload.region import Region
@@ -44,7 +44,7 @@ from gramary.table import Table
 from gramary.tracing import Span, SpanLog
 
 
-class Connector:
+class Connector(Closing):
     """Fetches rows of one or several tables for the batches of an engine.
 
     Calls come from one thread, the engine's. A table that is closed closes its connectors first.
@@ -296,17 +296,6 @@ class Connector:
     def service(self) -> Service:
         """The running row service."""
         return self._service
-
-    def __enter__(self) -> Connector:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _take(self, ticket: Ticket, layer: int, out: torch.Tensor) -> None:
         if ticket.batch is None:

@@ -21,9 +21,9 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from types import TracebackType
 
 from gramary.arguments import require_integer
+from gramary.lifetime import Closing
 from gramary.offload import channel
 from gramary.settings import Settings, chosen_settings, inherited_environment
 
@@ -36,7 +36,7 @@ MAX_PATH_BYTES = 107
 _KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH")
 
 
-class RowServer:
+class RowServer(Closing):
     """A worker process, started here, that serves the connectors that come to its address.
 
     It ends by `close`, or when this process and every engine are gone. An engine that dies hurts no
@@ -102,17 +102,6 @@ class RowServer:
         if errors is not None and not errors.closed:
             self._said += errors.read().decode(errors="replace")
         return self._said.strip()
-
-    def __enter__(self) -> RowServer:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def make_folder() -> str:

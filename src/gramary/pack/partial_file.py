@@ -7,14 +7,15 @@ import errno
 import fcntl
 import os
 import stat
-from types import TracebackType
+from typing import Self
 
 from gramary.errors import PackError
+from gramary.lifetime import Closing
 
 SUFFIX = ".partial"
 
 
-class PartialFile:
+class PartialFile(Closing):
     """`OUT.partial`, open and locked by this process; a context manager.
 
     Order of calls: enter → `reserve` → `write` at any offsets → `publish`, or leave without it: the
@@ -34,18 +35,14 @@ class PartialFile:
         self.descriptor = -1
         self._direct = -1
 
-    def __enter__(self) -> PartialFile:
+    def __enter__(self) -> Self:
         self.descriptor = self._open_locked()
         with contextlib.suppress(OSError):
             self._direct = os.open(self.path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Closes the file and gives up its lock; more calls do nothing."""
         for descriptor in (self._direct, self.descriptor):
             if descriptor >= 0:
                 os.close(descriptor)

@@ -12,7 +12,6 @@ import mmap
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 
 import numpy as np
 import torch
@@ -71,17 +70,6 @@ class DirectRowReader(RowReader):
                 path = f"/proc/self/fd/{self._open(file)}"
                 self._direct[file] = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
         return self._direct[file]
-
-    def __enter__(self) -> DirectRowReader:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def stream_source(

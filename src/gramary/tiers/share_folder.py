@@ -14,9 +14,9 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from types import TracebackType
 
 from gramary.errors import ArgumentError, PlacementError
+from gramary.lifetime import Closing
 
 ROWS_SUFFIX = ".rows"
 FILLING_SUFFIX = ".filling"
@@ -50,7 +50,7 @@ class SharedFile:
     is_used: bool
 
 
-class ShareFolder:
+class ShareFolder(Closing):
     """The user's folder below `root`, open and checked; a context manager.
 
     Args:
@@ -191,17 +191,6 @@ class ShareFolder:
         finally:
             os.close(descriptor)
         return True
-
-    def __enter__(self) -> ShareFolder:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def try_lock(descriptor: int) -> bool:
