@@ -15,7 +15,7 @@ import math
 from typing import Any
 
 from gramary.errors import ReceiptError
-from gramary.receipt_head import refuse_paths, require_fields, validate_head
+from gramary.receipt_head import require_fields, validate_head
 
 SCHEMA = "gramary.receipt.counts/1"
 
@@ -32,12 +32,9 @@ def validate(receipt: Any) -> None:
         ReceiptError: a field is missing, unknown, of the wrong type or out of its range, nothing
             was counted, or a text holds an absolute path.
     """
-    validate_head(receipt, "runs")
-    if receipt["schema"] != SCHEMA:
-        raise ReceiptError(f"receipt.schema: expected {SCHEMA!r}, got {receipt['schema']!r}")
+    validate_head(receipt, SCHEMA, "runs")
     for index, run in enumerate(receipt["runs"]):
         _validate_run(f"receipt.runs[{index}]", run)
-    refuse_paths("receipt", receipt)
 
 
 def _validate_run(where: str, run: Any) -> None:

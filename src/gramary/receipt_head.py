@@ -38,17 +38,21 @@ _GPU = {"name": str, "memory_bytes": int, "capability": str}
 _ABSOLUTE_PATH = re.compile(r"(?:^|[\s=:'\"(\[,])(?:/[\w.@+-]+){2,}|[A-Za-z]:\\\\")
 
 
-def validate_head(receipt: Any, results: str) -> None:
-    """Checks a receipt's head, and that `results` holds its results and no field is unknown.
+def validate_head(receipt: Any, schema: str, results: str) -> None:
+    """Checks what all kinds of receipts share: the head, and that no text holds a path.
 
     Args:
         receipt: the parsed JSON document.
+        schema: the schema it has to follow.
         results: name of the list that holds the results.
 
     Raises:
-        ReceiptError: a field is missing, unknown, empty or of the wrong type.
+        ReceiptError: a field is missing, unknown, empty or of the wrong type, the schema is
+            another one, or a text holds an absolute path.
     """
     require_fields("receipt", receipt, {**_HEAD, results: list})
+    if receipt["schema"] != schema:
+        raise ReceiptError(f"receipt.schema: expected {schema!r}, got {receipt['schema']!r}")
     require_fields("receipt.revision", receipt["revision"], _REVISION)
     commit = receipt["revision"]["commit"]
     if commit is not None and not re.fullmatch(r"[0-9a-f]{40}", commit):
@@ -59,6 +63,7 @@ def validate_head(receipt: Any, results: str) -> None:
     for field in ("sources", "versions", results, "command"):
         if not receipt[field]:
             raise ReceiptError(f"receipt.{field}: expected at least one entry, got none")
+    _refuse_paths("receipt", receipt)
 
 
 def require_fields(where: str, value: Any, fields: Mapping[str, Any]) -> None:
@@ -82,7 +87,7 @@ def _accepts_bool(kinds: Any) -> bool:
     return bool in kinds if isinstance(kinds, tuple) else kinds is bool
 
 
-def refuse_paths(where: str, value: Any) -> None:
+def _refuse_paths(where: str, value: Any) -> None:
     """Raises ReceiptError where a text anywhere in `value` holds an absolute path."""
     if isinstance(value, str):
         if _ABSOLUTE_PATH.search(value):
@@ -94,4 +99,4 @@ def refuse_paths(where: str, value: Any) -> None:
     elif isinstance(value, (list, tuple)):
         children = enumerate(value)
     for key, child in children:
-        refuse_paths(f"{where}.{key}", child)
+        _refuse_paths(f"{where}.{key}", child)

@@ -35,7 +35,7 @@ from typing import Any
 
 from gramary import count_receipts
 from gramary.errors import ReceiptError
-from gramary.receipt_head import refuse_paths, require_fields, validate_head
+from gramary.receipt_head import require_fields, validate_head
 from gramary.targets import Target, as_target, read_target
 
 SCHEMA = "gramary.receipt/1"
@@ -135,12 +135,9 @@ def validate(receipt: Any) -> None:
     if isinstance(receipt, Mapping) and receipt.get("schema") == count_receipts.SCHEMA:
         count_receipts.validate(receipt)
         return
-    validate_head(receipt, "cases")
-    if receipt["schema"] != SCHEMA:
-        raise ReceiptError(f"receipt.schema: expected {SCHEMA!r}, got {receipt['schema']!r}")
+    validate_head(receipt, SCHEMA, "cases")
     for index, case in enumerate(receipt["cases"]):
         _validate_case(f"receipt.cases[{index}]", case)
-    refuse_paths("receipt", receipt)
 
 
 def _validate_case(where: str, case: Any) -> None:
