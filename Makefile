@@ -53,8 +53,8 @@ check-docstrings:
 
 # Numbers without a receipt fail; receipts of code that has changed since are listed.
 check-numbers:
-	$(VENV_PYTHON) tools/check_numbers.py
-	$(VENV_PYTHON) tools/list_stale_receipts.py
+	$(VENV_PYTHON) -m tools.check_numbers
+	$(VENV_PYTHON) -m tools.list_stale_receipts
 
 check-house:
 	$(VENV_PYTHON) -m pytest $(HOUSE_TESTS)
@@ -66,7 +66,7 @@ format: setup-check
 
 # Writes what the documentation takes from receipts and from the code.
 pages: setup
-	$(VENV_PYTHON) tools/write_measurements_page.py
+	$(VENV_PYTHON) -m tools.write_measurements_page
 	$(VENV_PYTHON) tools/write_settings_page.py
 	$(VENV_PYTHON) tools/fill_behaviours_page.py
 	$(VENV_PYTHON) -m tools.draw_pictures

@@ -24,8 +24,6 @@ from benchmarks.timers import CpuTimer, Timer, Work
 from gramary import receipts
 from gramary.targets import Target, describe_target
 
-RESULTS = Path(__file__).resolve().parent / "results"
-
 
 @dataclasses.dataclass
 class Case:
@@ -215,7 +213,7 @@ def main(benchmark: Benchmark, arguments: Sequence[str] | None = None) -> None:
     )
     if options.smoke and options.out is None:
         return
-    path = options.out or RESULTS / f"{benchmark.name}.json"
+    path = options.out or machine.RESULTS / f"{benchmark.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     receipts.write(receipt, path)
     print(f"receipt: {path.name}")

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+# Where receipts lie.
+RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("torch", "numpy", "triton", "transformers", "safetensors", "vllm", "cuda-bindings")
 
 

@@ -12,22 +12,18 @@ threads and memory must be what they were, and every slot free.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from benchmarks import machine
-from gramary import count_receipts, receipts
+from benchmarks import counts, machine
 
 SOURCES = (
     "src/gramary/offload/*.py", "csrc/offload/*", "benchmarks/soak_connector.py",
     "benchmarks/soak_lane.py",
 )  # fmt: skip
-RESULTS = machine.ROOT / "benchmarks" / "results"
 
 
 def soak(num_requests: int, num_processes: int, seed: int, requests_each: int) -> list[Any]:
@@ -48,36 +44,34 @@ def soak(num_requests: int, num_processes: int, seed: int, requests_each: int) -
             }  # fmt: skip
         else:
             run = json.loads(said)
+        print(f"process {index}, {run['seconds']} s: {run['counts']}")
         runs.append({"name": f"soak, process {index}", **run})
     return runs
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Soaks, prints what came of it and writes the receipt; exits with 1 on a failure."""
-    parser = argparse.ArgumentParser(prog="benchmarks.soak_connector")
+    parser = counts.parser("benchmarks.soak_connector")
     parser.add_argument("--requests", type=int, default=1_000_000, help="requests in all")
     parser.add_argument("--processes", type=int, default=2, help="processes side by side")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--requests-each", type=int, default=10_000, help="of one connector")
     parser.add_argument("--smoke", action="store_true", help="seconds; no receipt")
-    parser.add_argument("--out", type=Path, help="receipt file (default: benchmarks/results/)")
-    parser.add_argument("--revision", help="commit of an exported tree (default: ask git)")
     words = list(sys.argv[1:] if arguments is None else arguments)
     options = parser.parse_args(words)
     if options.smoke:
         options.requests, options.processes, options.requests_each = 1200, 1, 300
-    runs = soak(options.requests, options.processes, options.seed, options.requests_each)
-    for run in runs:
-        print(f"{run['name']}, {run['seconds']} s: {run['counts']}")
-        print(*run["failures"], sep="\n", end="\n" if run["failures"] else "")
-    command = ["python", "-m", "benchmarks.soak_connector", *words]
-    clean = True if options.revision else None
-    head = machine.describe_run("soak_connector", SOURCES, command, options.revision, clean)
-    receipt = {"schema": count_receipts.SCHEMA, **head, "runs": runs}
-    receipts.validate(receipt)
-    if not options.smoke or options.out is not None:
-        receipts.write(receipt, options.out or RESULTS / "soak_connector.json")
-    sys.exit(any(run["failures"] for run in runs))
+    plan = (options.requests, options.processes, options.seed, options.requests_each)
+    passed = counts.write_counts(
+        "soak_connector",
+        SOURCES,
+        ["python", "-m", "benchmarks.soak_connector", *words],
+        lambda: soak(*plan),
+        revision=options.revision,
+        out=options.out,
+        smoke=options.smoke,
+    )
+    sys.exit(not passed)
 
 
 if __name__ == "__main__":

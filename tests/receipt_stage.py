@@ -1,4 +1,6 @@
-"""A small valid receipt."""
+"""A small valid receipt, and a run of one of counts."""
+
+from typing import Any
 
 from gramary import receipts
 
@@ -34,3 +36,9 @@ def make_receipt() -> dict:
         "versions": {"python": "3.11.7", "torch": "2.13.0"},
         "cases": [case],
     }
+
+
+def make_run(**changes: Any) -> dict[str, Any]:
+    """Returns a run that passed, with fields changed."""
+    run = {"name": "a run", "parameters": {}, "seconds": 1.5, "counts": {"good": 2}, "failures": []}
+    return run | changes

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import machine
 from gramary import receipts
 from gramary.cli.app import COMMANDS
 
@@ -100,7 +101,7 @@ def test_every_measured_line_is_that_of_its_receipt() -> None:
     tool = load_tool("write_measurements_page")
     measured = {
         row.strip()
-        for path in (REPOSITORY / "benchmarks" / "results").glob("*.json")
+        for path in machine.RESULTS.glob("*.json")
         for row in tool.render_results(receipts.read(path), path.name)
     }
     for page in (REPOSITORY / "README.md", REPOSITORY / "docs" / "measurements.md"):
@@ -108,6 +109,6 @@ def test_every_measured_line_is_that_of_its_receipt() -> None:
         assert rows, page
         for row in rows:
             assert row in measured, (
-                f"{page.name}: no receipt says this; run python tools/write_measurements_page.py: "
+                f"{page.name}: no receipt says this; run python -m tools.write_measurements_page: "
                 f"{row}"
             )

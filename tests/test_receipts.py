@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from receipt_stage import make_receipt
 
+from benchmarks import machine
 from gramary import count_receipts, receipts
 from gramary.errors import ReceiptError
-
-REPOSITORY = Path(__file__).parent.parent
 
 
 def change(receipt: dict, path: str, value: object) -> dict:
@@ -125,7 +124,7 @@ def test_nothing_is_promised_of_the_baseline() -> None:
 
 
 def test_every_receipt_of_the_repository_is_valid() -> None:
-    for path in sorted((REPOSITORY / "benchmarks" / "results").glob("*.json")):
+    for path in sorted(machine.RESULTS.glob("*.json")):
         receipt = receipts.read(path)
         assert receipt["name"], path
         known = (receipts.SCHEMA, count_receipts.SCHEMA)

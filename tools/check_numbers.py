@@ -1,6 +1,6 @@
 """Lists numbers in README.md and docs/ that look measured and have no receipt near them.
 
-    python tools/check_numbers.py
+    python -m tools.check_numbers
 
 A number with a unit of time, rate or ratio (`2.5 µs`, `20 GB/s`, `35 M rows/s`, `3 times`, `1.4x`)
 is a measurement unless it stands in backticks (settings, examples) or in a code block. Its
@@ -15,8 +15,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-RESULTS = REPOSITORY / "benchmarks" / "results"
+from benchmarks.machine import RESULTS, ROOT
+
 # Written from receipts by a tool, every line with its receipt.
 GENERATED = ("measurements.md",)
 CHOSEN = "<!-- chosen -->"
@@ -31,7 +31,7 @@ _RECEIPT = re.compile(r"`([\w-]+\.json)`")
 
 def pages() -> list[Path]:
     """Returns the pages that are looked at."""
-    found = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     return [page for page in found if page.name not in GENERATED]
 
 
@@ -61,7 +61,7 @@ def main() -> int:
     count = 0
     for page in pages():
         for line, number in find_unfounded(page.read_text(encoding="utf-8"), receipts):
-            print(f"{page.relative_to(REPOSITORY)}:{line}: {number!r} names no receipt")
+            print(f"{page.relative_to(ROOT)}:{line}: {number!r} names no receipt")
             count += 1
     return 1 if count else 0
 

@@ -7,7 +7,7 @@ Each picture says which receipt it is of; a test compares that with the receipt 
 
 from __future__ import annotations
 
-from benchmarks.machine import ROOT
+from benchmarks.machine import RESULTS, ROOT
 from benchmarks.pictures import draw_receipt
 from gramary import receipts
 
@@ -28,7 +28,7 @@ def main() -> None:
     folder = ROOT / "docs" / "pictures"
     folder.mkdir(exist_ok=True)
     for name in DRAWN:
-        path = ROOT / "benchmarks" / "results" / f"{name}.json"
+        path = RESULTS / f"{name}.json"
         if path.is_file():
             draw_receipt(receipts.read(path), folder / f"{name}.svg")
             print(f"docs/pictures/{name}.svg")

@@ -25,7 +25,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine
+from benchmarks import counts, machine
 
 READERS = (
     "src/gramary/checkpoint/*.py",
@@ -35,7 +35,6 @@ READERS = (
     "src/gramary/source.py",
 )
 SOURCES = (*READERS, "tools/fuzz_readers.py", "tools/fuzzing/*.py")
-RESULTS = machine.ROOT / "benchmarks" / "results"
 MAX_INPUT_BYTES = 160
 MAX_TRIAL_SECONDS = 30
 MAX_FAILURES = 50
@@ -173,7 +172,7 @@ def describe(work: Path, seconds: int, seed: int, exit_code: int) -> dict[str, A
         failures.append(f"the fuzzing process ended with exit code {exit_code}")
     total = sum(count for count, _ in lines.values())
     covered = total - sum(len(missing) for _, missing in lines.values())
-    counts = {
+    counted = {
         "executions": sum(outcomes.values()),
         "inputs that reached something new": len(list((work / "corpus").iterdir())),
         **{f"ended as: {name}": outcomes[name] for name in sorted(outcomes)},
@@ -181,8 +180,8 @@ def describe(work: Path, seconds: int, seed: int, exit_code: int) -> dict[str, A
         "reader lines covered": covered,
     }
     for path, (count, missing) in lines.items():
-        counts[f"{path}: lines"] = count
-        counts[f"{path}: lines covered"] = count - len(missing)
+        counted[f"{path}: lines"] = count
+        counted[f"{path}: lines covered"] = count - len(missing)
     parameters = {
         "engine": "atheris (libFuzzer), instrumented: the readers",
         "seed": seed,
@@ -194,42 +193,34 @@ def describe(work: Path, seconds: int, seed: int, exit_code: int) -> dict[str, A
         "name": "fuzzing the readers",
         "parameters": parameters,
         "seconds": seen["seconds"],
-        "counts": counts,
+        "counts": counted,
         "failures": failures,
     }
 
 
-def run(work: Path, seconds: int, seed: int, out: Path) -> int:
-    """Fuzzes and replays in processes of their own, writes the receipt and reports."""
-    from gramary import count_receipts, receipts
-
+def take_run(work: Path, seconds: int, seed: int) -> dict[str, Any]:
+    """Fuzzes and replays in processes of their own; returns the run."""
     plant(work / "corpus")
     num_planted = len(list((work / "corpus").iterdir()))
     words = [sys.executable, "-m", "tools.fuzz_readers", "--work", str(work), "--seed", str(seed)]
-    command = ["python", "-m", "tools.fuzz_readers", "--minutes", f"{seconds / 60:g}"]
-    head = machine.describe_run("fuzz_readers", SOURCES, command)
     with open(work / "log", "wb") as log:
         fuzzing = [*words, "--step", "fuzz", "--minutes", str(seconds / 60)]
         exit_code = subprocess.run(fuzzing, stderr=log, cwd=machine.ROOT, check=False).returncode
         subprocess.run([*words, "--step", "replay"], stderr=log, cwd=machine.ROOT, check=True)
     result = describe(work, seconds, seed, exit_code)
     result["parameters"]["first_inputs"] = num_planted
-    receipts.write({"schema": count_receipts.SCHEMA, **head, "runs": [result]}, out)
-    counts = result["counts"]
-    share = counts["reader lines covered"] / counts["reader lines"]
-    print(f"{counts['executions']} executions in {result['seconds']:.0f} s, readers {share:.1%}")
-    for failure in result["failures"]:
-        print(failure)
-    return 1 if result["failures"] else 0
+    seen = result["counts"]
+    share = seen["reader lines covered"] / seen["reader lines"]
+    print(f"{seen['executions']} executions in {result['seconds']:.0f} s, readers {share:.1%}")
+    return result
 
 
 def main() -> None:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(prog="tools.fuzz_readers", description=__doc__)
+    parser = counts.parser("tools.fuzz_readers")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--work", type=Path, help="folder to work in and keep (default: a new one)")
-    parser.add_argument("--out", type=Path, default=RESULTS / "fuzz_readers.json")
     parser.add_argument("--step", choices=["fuzz", "replay"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     seconds = max(1, round(options.minutes * 60))
@@ -239,7 +230,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         work = options.work or Path(folder)
         work.mkdir(parents=True, exist_ok=True)
-        sys.exit(run(work, seconds, options.seed, options.out))
+        passed = counts.write_counts(
+            "fuzz_readers",
+            SOURCES,
+            ["python", "-m", "tools.fuzz_readers", *sys.argv[1:]],
+            lambda: [take_run(work, seconds, options.seed)],
+            revision=options.revision,
+            out=options.out,
+        )
+    sys.exit(not passed)
 
 
 if __name__ == "__main__":

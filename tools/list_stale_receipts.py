@@ -1,4 +1,4 @@
-"""Lists receipts whose measured code has changed since: python tools/list_stale_receipts.py
+"""Lists receipts whose measured code has changed since: python -m tools.list_stale_receipts
 
 A receipt holds the hash of every source of what it measured. One that is stale still says what was
 true of its revision; it is measured again, not edited. Nothing fails here.
@@ -11,13 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import RESULTS, ROOT
 from gramary import receipts
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-RESULTS = REPOSITORY / "benchmarks" / "results"
 
-
-def changed_sources(receipt: Mapping[str, Any], root: Path = REPOSITORY) -> list[str]:
+def changed_sources(receipt: Mapping[str, Any], root: Path = ROOT) -> list[str]:
     """Returns the sources of a receipt that are gone or differ from what was measured."""
 
     def digest(name: str) -> str | None:

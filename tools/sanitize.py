@@ -1,8 +1,8 @@
-"""Runs GPU tests under compute-sanitizer, for a receipt: python tools/sanitize.py [tests ...].
+"""Runs GPU tests under compute-sanitizer, for a receipt: python -m tools.sanitize [tests ...].
 
 Without words, the tests of the PLE operations' run and export. `memcheck` finds accesses out of
 bounds, `racecheck` races in shared memory; each is a run of the receipt, which counts the tests
-that passed under it. With GRAMARY_REVISION=<commit> an exported tree says which revision it is.
+that passed under it. With --revision COMMIT an exported tree says which revision it is.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine
-from gramary import count_receipts, receipts
+from benchmarks import counts, machine
 
 TOOLS = ("memcheck", "racecheck")
 TESTS = ("tests/ple/test_run.py", "tests/ple/test_export.py", "-k", "cuda and not every_offset")
 SOURCES = ("src/gramary/ops/_triton/*.py", "src/gramary/ple/*.py", "tests/ple/*.py")
-RESULTS = machine.ROOT / "benchmarks" / "results"
 
 # What each tool ends with: memcheck's sum of errors, racecheck's of hazards.
 SUMMARY = re.compile(r"(?:ERROR SUMMARY: (\d+) error)|(?:RACECHECK SUMMARY: (\d+) hazard)")
@@ -64,17 +63,19 @@ def sanitize(tool: str, words: list[str]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Runs both tools and writes `benchmarks/results/sanitizer.json`; exits with 1 on an error."""
-    words = sys.argv[1:] or list(TESTS)
-    commit = os.environ.get("GRAMARY_REVISION")
-    command = ["python", "tools/sanitize.py", *sys.argv[1:]]
-    head = machine.describe_run("sanitizer", SOURCES, command, commit, True if commit else None)
-    runs = [sanitize(tool, words) for tool in TOOLS]
-    receipt = {"schema": count_receipts.SCHEMA, **head, "runs": runs}
-    receipts.write(receipt, RESULTS / "sanitizer.json")
-    print("receipt: sanitizer.json")
-    sys.exit(any(run["failures"] for run in runs))
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options, words = counts.parser("tools.sanitize").parse_known_args(given)
+    passed = counts.write_counts(
+        "sanitizer",
+        SOURCES,
+        ["python", "-m", "tools.sanitize", *given],
+        lambda: [sanitize(tool, words or list(TESTS)) for tool in TOOLS],
+        revision=options.revision,
+        out=options.out,
+    )
+    sys.exit(not passed)
 
 
 if __name__ == "__main__":

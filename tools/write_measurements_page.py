@@ -1,15 +1,13 @@
-"""Writes docs/measurements.md from the receipts in benchmarks/results/."""
+"""Writes docs/measurements.md from the receipts: python -m tools.write_measurements_page"""
 
 import functools
-from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import RESULTS, ROOT
 from gramary import receipts
 from gramary.targets import describe_target
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-RESULTS = REPOSITORY / "benchmarks" / "results"
-PAGE = REPOSITORY / "docs" / "measurements.md"
+PAGE = ROOT / "docs" / "measurements.md"
 
 HEAD = """\
 # Measurements

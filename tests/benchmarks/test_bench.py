@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import harness, one, peers, pictures, run, state_cpu, subjects
+from benchmarks import harness, machine, one, peers, pictures, run, state_cpu, subjects
 from gramary import receipts
 
-REPOSITORY = Path(__file__).parent.parent.parent
-PICTURES = REPOSITORY / "docs" / "pictures"
+PICTURES = machine.ROOT / "docs" / "pictures"
 
 
 def make_case(*names: str, baseline: str, targets: dict[str, float] | None = None) -> harness.Case:
@@ -98,7 +97,7 @@ def test_the_same_receipt_gives_the_same_picture(tmp_path: Path) -> None:
 
 def test_pictures_of_the_documentation_are_of_todays_receipts() -> None:
     """Run tools/draw_pictures.py after receipts changed."""
-    read = map(receipts.read, (REPOSITORY / "benchmarks" / "results").glob("*.json"))
+    read = map(receipts.read, machine.RESULTS.glob("*.json"))
     known = {pictures.signature(receipt) for receipt in read}
     found = 0
     for path in sorted(PICTURES.glob("*.svg")):

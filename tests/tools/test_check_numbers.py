@@ -7,6 +7,8 @@ import check_numbers
 import list_stale_receipts
 import pytest
 
+from benchmarks import machine
+
 
 @pytest.mark.parametrize("text", [
     "It takes 2.5 µs.", "It reads 20 GB/s.", "It is 3 times as fast.", "a ratio of 1.4x",
@@ -35,7 +37,7 @@ def test_the_line_is_that_of_the_page() -> None:
 
 
 def test_every_number_of_the_pages_names_its_receipt() -> None:
-    receipts = {path.name for path in check_numbers.RESULTS.glob("*.json")}
+    receipts = {path.name for path in machine.RESULTS.glob("*.json")}
     for page in check_numbers.pages():
         found = list(check_numbers.find_unfounded(page.read_text(), receipts))
         assert found == [], f"{page.name}: see tools/check_numbers.py"

@@ -1,13 +1,19 @@
 """The reader fuzzers' own parts, and every kind of damage that they know, by Hypothesis."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from receipt_stage import make_run
 
+from benchmarks import machine
+from gramary import receipts
+from tools import fuzz_readers
 from tools.fuzzing import seeds, truth, verdict
 
 # The layer asked for, no verifying, and a placement: what follows the damage in a trial.
@@ -76,3 +82,27 @@ def test_the_judge_marks_rows_of_altered_blocks() -> None:
     data[4096 + 5] ^= 1
     true = truth.read_pack(bytes(data))
     assert np.flatnonzero(~true.is_good).tolist() == list(range(255))
+
+
+def test_the_receipt_says_how_to_run_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, asked = tmp_path / "fuzz.json", []
+    monkeypatch.setattr(
+        fuzz_readers, "take_run", lambda *words: asked.append(words[1:]) or make_run()
+    )
+    words = ["--minutes", "0.5", "--seed", "7", "--revision", "d" * 40, "--out", str(out)]
+    monkeypatch.setattr("sys.argv", ["tools/fuzz_readers.py", *words])
+    with pytest.raises(SystemExit) as ended:
+        fuzz_readers.main()
+    assert not ended.value.code
+    assert asked == [(30, 7)]
+    receipt = receipts.read(out)
+    assert receipt["command"][:5] == ["python", "-m", "tools.fuzz_readers", "--minutes", "0.5"]
+    assert receipt["revision"] == {"commit": "d" * 40, "clean": True}
+
+
+def test_nothing_imports_gramary_before_the_fuzzer_can_instrument_it() -> None:
+    code = "import sys, tools.fuzz_readers; sys.exit('gramary' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=machine.ROOT, check=False)
+    assert done.returncode == 0

@@ -1,8 +1,13 @@
 """The tool that writes a receipt of a test run."""
 
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
+import pytest
 import record_tests
+from receipt_stage import make_run
+
+from gramary import receipts
 
 REPORT = """\
 <testsuites><testsuite name="pytest" tests="4" time="2.5">
@@ -28,3 +33,19 @@ def test_a_run_is_read_from_pytest(tmp_path) -> None:
     run = record_tests.count_outcomes(report)
     assert run["counts"]["passed"] == 1
     assert run["counts"]["failed"] == 1
+
+
+def test_pytests_words_may_stand_around_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = "c" * 40
+    seen: list[list[str]] = []
+    monkeypatch.setattr(record_tests, "run_tests", seen.append)
+    monkeypatch.setattr(record_tests, "count_outcomes", lambda _: make_run())
+    out = tmp_path / "r.json"
+    words = ["gpu_tests", "-m", "gpu and not slow", "--out", str(out), "tests", "-x"]
+    with pytest.raises(SystemExit) as ended:
+        record_tests.main([*words, "--revision", commit])
+    assert not ended.value.code
+    assert seen == [["-m", "gpu and not slow", "tests", "-x"]]
+    assert receipts.read(out)["revision"]["commit"] == commit
