@@ -25,14 +25,13 @@ from gramary import receipts
 from gramary.targets import Target, describe_target
 
 
-@dataclasses.dataclass
-class Case:
-    """One piece of work, done by several candidates.
+@dataclasses.dataclass(kw_only=True)
+class Comparison:
+    """One piece of work, done by several candidates: what a receipt says beside their samples.
 
     Attributes:
         name: what the case is, e.g. "fp8 8192 tokens".
         parameters: sizes and seeds, flat.
-        candidates: what is timed, by name; buffers are made outside.
         baseline: the candidate that the others are divided by.
         check: runs before any timing; raises when the candidates' results differ, and returns
             how many values it compared.
@@ -43,14 +42,10 @@ class Case:
         cache: "cold" or "warm", with cache_note saying what that means here.
         targets: what is promised for a candidate, where something is: the largest ratio as a
             number, other limits as a `Target`.
-        before: runs before every sample, outside of its time (drops a cache, resets a state).
-        timer: how a sample is taken.
-        num_samples: samples of each candidate.
     """
 
     name: str
     parameters: Mapping[str, Any]
-    candidates: Mapping[str, Work]
     baseline: str
     check: Callable[[], int]
     checked: str
@@ -60,30 +55,37 @@ class Case:
     floor: float | None = None
     floor_basis: str = "not known"
     targets: Mapping[str, float | Target] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Case(Comparison):
+    """A case whose candidates are timed here.
+
+    Attributes:
+        candidates: what is timed, by name; buffers are made outside.
+        before: runs before every sample, outside of its time (drops a cache, resets a state).
+        timer: how a sample is taken.
+        num_samples: samples of each candidate.
+    """
+
+    candidates: Mapping[str, Work]
     before: Callable[[], None] | None = None
     timer: Timer = dataclasses.field(default_factory=CpuTimer)
     num_samples: int = 15
 
 
-@dataclasses.dataclass
-class MeasuredCase:
-    """A case whose samples its own code took (peak memory in child processes), in bytes.
+@dataclasses.dataclass(kw_only=True)
+class MeasuredCase(Comparison):
+    """A case whose samples its own code took, such as peak memory in child processes.
 
-    Attributes are those of `Case`; `samples` holds each candidate's samples.
+    Attributes:
+        samples: each candidate's samples.
+        unit: of the samples, "bytes" or "us".
+        timer_name: how they were taken.
     """
 
-    name: str
-    parameters: Mapping[str, Any]
     samples: Mapping[str, Sequence[float]]
-    baseline: str
-    check: Callable[[], int]
-    checked: str
-    moved_bytes: int
-    cache_note: str
     cache: str = "cold"
-    floor: float | None = None
-    floor_basis: str = "not known"
-    targets: Mapping[str, float | Target] = dataclasses.field(default_factory=dict)
     unit: str = "bytes"
     timer_name: str = "peak_memory"
 
