@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from benchmarks.harness import Benchmark, Case, main
 from benchmarks.hugging_face import make_module
 from benchmarks.table_batch import SMALL_SPEC, SPEC, make_tokens, require_equal
+from benchmarks.table_folder import write_table_folder
 from gramary import Table, ngram_ids
 from gramary.codecs import Codec, decode_rows_ref
 from gramary.hashing import HashSpec
 from gramary.native import _core
 
-PREFIX = "model.layers.1.ple.ple_embedding."
 SCALE = torch.tensor(2e-4).item()
 CODECS = {"bf16": None, "fp8": SCALE, "nvfp4": SCALE}
 
@@ -30,7 +28,8 @@ def build(smoke: bool) -> Iterator[Case]:
     encoded = make_rows(spec, "fp8")
     rows = decode_rows_ref(Codec("fp8", spec.row_dim, SCALE), encoded, torch.bfloat16)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as opened:
-        write_checkpoint(Path(folder), spec, encoded)
+        shards = encoded.split(-(-spec.num_rows // 8))
+        write_table_folder(Path(folder), spec, shards, SCALE)
         host = opened.enter_context(Table.open(folder, placement="host"))
         disk = opened.enter_context(Table.open(folder, placement="disk"))
         for num_tokens in sizes:
@@ -158,37 +157,13 @@ def load_table(spec: HashSpec, name: str) -> Table:
     return table
 
 
-def write_checkpoint(folder: Path, spec: HashSpec, encoded: torch.Tensor) -> None:
-    """Writes a model folder that holds nothing but an fp8 table, in 8 shards."""
-    config = {
-        "vocab_size": spec.vocab_size,
-        "eos_token_id": spec.eos_token_id,
-        "ngram_size": spec.ngram_size,
-        "heads_per_ngram": spec.heads_per_ngram,
-        "ple_embed_dim": spec.embed_dim,
-        "ple_layer_ids": [2],
-        "ngram_vocab_size_base": spec.ngram_vocab_size_base,
-        "make_ngram_vocab_size_divisible_by": spec.rows_multiple,
-        "seed": spec.seed,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    shards = encoded.view(torch.float8_e4m3fn).split(-(-spec.num_rows // 8))
-    tensors = {f"ngram_embedding.shard_{i}.weight": rows for i, rows in enumerate(shards)}
-    tensors["ngram_embedding.weight_scale"] = torch.tensor(SCALE)
-    tensors["layer_multipliers"] = torch.tensor(spec.multipliers)
-    tensors["ngram_heads_vocab_sizes"] = torch.tensor(spec.sizes)
-    tensors["ngram_heads_offsets"] = torch.tensor(spec.offsets)
-    named = {PREFIX + name: tensor.contiguous() for name, tensor in tensors.items()}
-    save_file(named, folder / "model.safetensors")
-
-
 BENCHMARK = Benchmark(
     name="embed_cpu",
     build=build,
     sources=["csrc/base/*", "csrc/hash/*", "csrc/rows/*", "src/gramary/native/rows.py",
              "src/gramary/ops/_cpu/*.py", "src/gramary/reading/*.py", "src/gramary/table.py",
              "benchmarks/embed_cpu.py", "benchmarks/hugging_face.py",
-             "benchmarks/table_batch.py"],
+             "benchmarks/table_batch.py", "benchmarks/table_folder.py"],
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.table_folder import write_table_folder
+from benchmarks.gpu_full_table import full_spec
+from benchmarks.table_folder import formula_shards, write_table_folder
 from gramary import Batch, Connector, Table
 from gramary.settings import Settings
 
@@ -44,7 +45,8 @@ def open_tables(base: int, device: str) -> Iterator[OffloadTables]:
     """
     with contextlib.ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
-        write_table_folder(folder, base, num_shards=128, device=device)
+        spec = full_spec(base)
+        write_table_folder(folder, spec, formula_shards(spec, 128, device))
 
         def enter(placement: str, **changes: Any) -> Table:
             table = Table.open(

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
-from benchmarks.table_folder import write_table_folder
+from benchmarks.gpu_full_table import full_spec
+from benchmarks.table_folder import formula_shards, write_table_folder
 from gramary import Batch, PLELayer, Table
 from gramary.layer.geometry import PLEGeometry
 from gramary.layer.state import PLEState
@@ -126,10 +127,11 @@ def require_same_outputs(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Te
 
 
 def write_model(path: Path, base: int) -> Path:
-    """Writes the folder of the stand-in's model, whose table is made on the CPU.
+    """Writes the folder of the stand-in's model: its table, of the published width.
 
     Args:
         path: the folder, which exists.
         base: rows of each of the 16 heads, about.
     """
-    return write_table_folder(path, base, num_shards=16, device="cpu")
+    spec = full_spec(base)
+    return write_table_folder(path, spec, formula_shards(spec, 16, "cpu"))

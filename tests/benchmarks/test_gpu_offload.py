@@ -12,12 +12,13 @@ import torch
 from cuda_side_stage import CallingThread, use_cuda_side
 
 from benchmarks import harness
+from benchmarks.gpu_full_table import full_spec
 from benchmarks.offload_decode import Way, decode_case, ways_of
 from benchmarks.offload_prefill import Prefill
 from benchmarks.offload_prompt import prompt_case
 from benchmarks.offload_tables import OffloadTables, settings
 from benchmarks.stand_in import StageSize
-from benchmarks.table_folder import write_table_folder
+from benchmarks.table_folder import formula_shards, write_table_folder
 from benchmarks.timers import CpuTimer
 from gramary import Table
 
@@ -34,7 +35,8 @@ def cuda_side(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def tables(tmp_path: Path) -> Iterator[OffloadTables]:
-    folder = write_table_folder(tmp_path, 500, num_shards=3, device="cpu")
+    spec = full_spec(500)
+    folder = write_table_folder(tmp_path, spec, formula_shards(spec, 3, "cpu"))
 
     def open_table(placement: str) -> Table:
         return Table.open(folder, placement=placement, settings=settings())
