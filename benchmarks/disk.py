@@ -8,9 +8,7 @@ be measured) and removed at the end.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import dataclasses
 import functools
 import itertools
 import json
@@ -23,13 +21,13 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import harness
 from benchmarks.disk_files import (
     byte_offsets,
     describe_table,
     distinct_blocks,
     drop_cache,
     fill_cache,
+    main,
     write_random_file,
 )
 from benchmarks.harness import Benchmark, Case
@@ -243,15 +241,5 @@ BENCHMARK = Benchmark(
 )
 
 
-def main() -> None:
-    """Runs the benchmark with the options of its own and those of the harness."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--table-gib", type=float, default=4.0)
-    parser.add_argument("--folder")
-    options, rest = parser.parse_known_args()
-    build_here = functools.partial(build, table_gib=options.table_gib, folder=options.folder)
-    harness.main(dataclasses.replace(BENCHMARK, build=build_here), rest)
-
-
 if __name__ == "__main__":
-    main()
+    main(BENCHMARK)

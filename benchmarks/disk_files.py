@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import functools
 import mmap
 import os
 from pathlib import Path
@@ -9,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks import harness
 from gramary.codecs import Codec
 from gramary.hashing import HashSpec
 from gramary.row_layout import RowFile, RowLayout, RowPart, RowRun, TableSource
@@ -92,3 +96,17 @@ def distinct_blocks(layout: RowLayout, row_ids: torch.Tensor) -> torch.Tensor:
     first = byte_offsets(layout, row_ids)
     blocks = torch.cat([first // 4096, (first + layout.row_bytes - 1) // 4096])
     return torch.unique(blocks) * 4096
+
+
+def main(benchmark: harness.Benchmark) -> None:
+    """Runs a benchmark of files, with options for their size and place beside the harness's.
+
+    Args:
+        benchmark: its `build` takes `table_gib` and `folder` too.
+    """
+    parser = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    parser.add_argument("--table-gib", type=float, help="size of the table")
+    parser.add_argument("--folder", help="where the files are written")
+    options, rest = parser.parse_known_args()
+    build = functools.partial(benchmark.build, **vars(options))
+    harness.main(dataclasses.replace(benchmark, build=build), rest)

@@ -5,9 +5,6 @@ python -m benchmarks.pack [--table-gib 2] [--folder DIR] [--out FILE] [--smoke]
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import functools
 import mmap
 import os
 import tempfile
@@ -15,8 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks import harness
-from benchmarks.disk_files import describe_table, drop_cache, write_random_file
+from benchmarks.disk_files import describe_table, drop_cache, main, write_random_file
 from benchmarks.harness import Benchmark, Case
 from benchmarks.timers import CpuTimer
 from gramary.pack import build_pack, verify_pack
@@ -96,15 +92,5 @@ BENCHMARK = Benchmark(
 )
 
 
-def main() -> None:
-    """Runs the benchmark with the options of its own and those of the harness."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--table-gib", type=float, default=2.0)
-    parser.add_argument("--folder")
-    options, rest = parser.parse_known_args()
-    build_here = functools.partial(build, table_gib=options.table_gib, folder=options.folder)
-    harness.main(dataclasses.replace(BENCHMARK, build=build_here), rest)
-
-
 if __name__ == "__main__":
-    main()
+    main(BENCHMARK)
