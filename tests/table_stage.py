@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -13,6 +14,8 @@ from gramary.hashing import HashSpec
 from gramary.ops.hash import ngram_ids
 
 CODECS = ("bf16", "fp16", "fp32", "fp8", "nvfp4")
+# Where it lies, its encoded rows, and their codec.
+Folder = tuple[Path, torch.Tensor, Codec]
 OUTPUT_DTYPES = (None, torch.bfloat16, torch.float16, torch.float32, torch.uint8)
 
 
@@ -142,3 +145,13 @@ def write_table_folder(
     }
     (path / "config.json").write_text(json.dumps(config))
     return path
+
+
+def write_table_folders(factory: pytest.TempPathFactory, spec: HashSpec) -> dict[str, Folder]:
+    """Writes a model folder of random rows for each codec; returns them by the codec's name."""
+    made = {}
+    for name in CODECS:
+        encoded, codec = encoded_table(spec, name)
+        path = write_table_folder(factory.mktemp(name), spec, encoded, codec)
+        made[name] = (path, encoded, codec)
+    return made

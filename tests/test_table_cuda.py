@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from table_stage import (
     CODECS,
     OUTPUT_DTYPES,
-    encoded_table,
+    Folder,
     expected_embedding,
     expected_rows,
     random_batch,
     same_bits,
     small_spec,
-    write_table_folder,
+    write_table_folders,
 )
 
 from gramary import Table
@@ -37,19 +37,13 @@ SPEC = small_spec()
 PAGE = 4096
 MIB = 1 << 20
 
-Folder = tuple[Path, torch.Tensor, Codec]
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Folder]:
     """A model folder of each codec, its encoded rows and its codec."""
-    made = {}
-    for name in CODECS:
-        encoded, codec = encoded_table(SPEC, name)
-        path = tmp_path_factory.mktemp(name)
-        made[name] = (write_table_folder(path, SPEC, encoded, codec), encoded, codec)
-    return made
+    return write_table_folders(tmp_path_factory, SPEC)
 
 
 def on_gpu(batch: Batch, device: str = "cuda") -> Batch:
@@ -152,29 +146,39 @@ def test_unregistered_host_rows_take_the_cpu_path(folders: dict[str, Folder]) ->
         assert same_bits(table.embed(*on_gpu(batch)).cpu(), expected)
 
 
-@pytest.mark.behaviour(1)
-def test_no_device_rows_take_no_device_memory() -> None:
-    """Behaviour 1: the device's peak rises by staging at most (and 64 MiB)."""
-    big_table(1000).close()
+def load_host_rows(num_rows: int) -> tuple[int, int]:
+    """Loads a table of host rows, checks it and closes it; returns what the device lost meanwhile.
+
+    That is by how much the peak rose (this process's own, by torch's allocator), and how much was
+    gone (everybody's, by the driver), in bytes.
+    """
     torch.cuda.synchronize()
     free_before = torch.cuda.mem_get_info()[0]
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    spec = big_spec(4_000_000)
+    spec = big_spec(num_rows)
     codec = Codec("fp8", 160, 1.0)
-    table = Table.empty(spec, codec, placement="host", device="cuda", num_shards=8)
-    each = -(-spec.num_rows // 8)
-    for index in range(8):
-        num_rows = min(each, spec.num_rows - index * each)
-        table.load_shard(index, torch.full((num_rows, 160), index, dtype=torch.uint8))
-    table.finish_loading()
-    assert torch.cuda.max_memory_allocated() - before <= 64 * MIB
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        # What the driver says is everybody's: it counts where no other test runs beside this one.
-        assert free_before - torch.cuda.mem_get_info()[0] <= 96 * MIB
-    rows = table.lookup(torch.tensor([0, each, spec.num_rows - 1]), dtype=torch.uint8)
-    assert rows[:, 0].tolist() == [0, 1, 7]
-    table.close()
+    with Table.empty(spec, codec, placement="host", device="cuda", num_shards=8) as table:
+        each = -(-spec.num_rows // 8)
+        for index in range(8):
+            length = min(each, spec.num_rows - index * each)
+            table.load_shard(index, torch.full((length, 160), index, dtype=torch.uint8))
+        table.finish_loading()
+        risen = torch.cuda.max_memory_allocated() - before
+        gone = free_before - torch.cuda.mem_get_info()[0]
+        rows = table.lookup(torch.tensor([0, each, spec.num_rows - 1]), dtype=torch.uint8)
+        assert rows[:, 0].tolist() == [0, 1, 7]
+    return risen, gone
+
+
+@pytest.mark.behaviour(1)
+def test_no_device_rows_take_no_device_memory() -> None:
+    """Behaviour 1: the device's peak rises by staging at most (and 64 MiB)."""
+    big_table(1000).close()
+    risen, gone = zip(*(load_host_rows(4_000_000) for _ in range(3)), strict=True)
+    assert max(risen) <= 64 * MIB
+    # Whoever runs beside this test takes memory too, but not each time.
+    assert min(gone) <= 96 * MIB
 
 
 @pytest.mark.behaviour(3)

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from table_stage import (
     CODECS,
     OUTPUT_DTYPES,
-    encoded_table,
+    Folder,
     expected_embedding,
     expected_rows,
     random_batch,
     same_bits,
     small_spec,
     write_table_folder,
+    write_table_folders,
 )
 
 from gramary import Table
@@ -32,18 +33,11 @@ from gramary.settings import Settings
 
 SPEC = small_spec()
 
-Folder = tuple[Path, torch.Tensor, Codec]
-
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Folder]:
     """A model folder of each codec, its encoded rows and its codec."""
-    made = {}
-    for name in CODECS:
-        encoded, codec = encoded_table(SPEC, name)
-        path = tmp_path_factory.mktemp(name)
-        made[name] = (write_table_folder(path, SPEC, encoded, codec), encoded, codec)
-    return made
+    return write_table_folders(tmp_path_factory, SPEC)
 
 
 PLACEMENTS = (
