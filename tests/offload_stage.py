@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -13,17 +14,32 @@ from gramary import Batch, HashSpec, Settings, Table
 from gramary.codecs import encode_rows
 
 
+def wait_until(condition: Callable[[], bool], *, seconds: float = 10) -> None:
+    """Returns once a condition holds; fails if it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def state_in(stat: Path) -> str:
+    """Returns the state of a process or thread by its file in /proc, behind its name."""
+    return stat.read_text().rpartition(")")[2].split()[0]
+
+
+def is_alive(pid: int) -> bool:
+    """Returns whether a process is there and has not ended."""
+    try:
+        return state_in(Path(f"/proc/{pid}/stat")) not in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def freeze(pid: int) -> None:
     """Stops a process and waits until each of its threads stands."""
     os.kill(pid, signal.SIGSTOP)
-    deadline = time.monotonic() + 10
     threads = Path(f"/proc/{pid}/task")
-    while any(
-        (thread / "stat").read_text().rpartition(")")[2].split()[0] != "T"
-        for thread in threads.iterdir()
-    ):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_until(lambda: all(state_in(thread / "stat") == "T" for thread in threads.iterdir()))
 
 
 def make_spec(*, ngram_size: int = 3, ple_index: int = 0) -> HashSpec:

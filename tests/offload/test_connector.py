@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from offload_stage import expected_rows, make_batch, make_spec, make_table
+from offload_stage import expected_rows, make_batch, make_spec, make_table, wait_until
 
 from gramary import Connector, Settings, Table
 from gramary.codecs import Codec
@@ -200,9 +200,7 @@ def test_an_answer_after_the_time_out_wakes_nobody(table: Table, prefill: bool) 
         with pytest.raises(FetchTimeoutError, match="quarantined"):
             connector.request(make_batch(1, prefill=prefill))
         service.hold(False)
-        deadline = time.monotonic() + 5
-        while connector.stats()["late_answers"] < 1 and time.monotonic() < deadline:
-            time.sleep(0.001)
+        wait_until(lambda: connector.stats()["late_answers"] >= 1, seconds=5)
         assert connector.stats()["late_answers"] == 1
         for seed in range(2, 6):
             batch = make_batch(seed, prefill=prefill)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from offload_stage import expected_rows, freeze, make_batch, make_table
+from offload_stage import expected_rows, freeze, is_alive, make_batch, make_table, wait_until
 
 from gramary import Connector, Settings, Table
 from gramary.errors import FetchTimeoutError, RowFetchError
@@ -25,14 +25,6 @@ QUICK = Settings(request_timeout_s=20, num_threads=1)
 def table() -> Iterator[Table]:
     with make_table() as opened:
         yield opened
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
 
 
 def test_rows_equal_the_tables_in_both_lanes(table: Table) -> None:
@@ -109,7 +101,4 @@ def test_the_worker_ends_with_its_engine() -> None:
     engine.wait()
     engine.stdout.close()
     # A busy machine takes its time to end a process; one that stays is what fails.
-    deadline = time.monotonic() + 30
-    while is_alive(worker) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not is_alive(worker)
+    wait_until(lambda: not is_alive(worker), seconds=30)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from offload_stage import expected_rows, make_batch, make_table
+from offload_stage import expected_rows, is_alive, make_batch, make_table, wait_until
 from table_stage import encoded_table, small_spec, write_table_folder
 
 from gramary import Connector, Settings, Table
@@ -105,21 +105,6 @@ def start() -> Iterator[Callable[..., Process]]:
         process.end()
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def mapped_inodes(pid: int) -> set[int]:
     """Returns the inodes of the files that a process has mapped."""
     return {int(line.split()[4]) for line in Path(f"/proc/{pid}/maps").read_text().splitlines()}
@@ -147,7 +132,7 @@ def test_two_engines_share_a_worker_and_a_death_hurts_no_other(start: Any) -> No
         ranks[1].tell("run 100")
         ranks[0].end()
         assert json.loads(ranks[1].hear()) == "ok"
-        wait_until(lambda: told[0]["inode"] not in mapped_inodes(pid))
+        wait_until(lambda: told[0]["inode"] not in mapped_inodes(pid), seconds=20)
         assert told[1]["inode"] in mapped_inodes(pid)
         # Its successor comes late, and is served.
         ranks[0] = start(RANK, server.address, 0)
@@ -158,7 +143,7 @@ def test_two_engines_share_a_worker_and_a_death_hurts_no_other(start: Any) -> No
         for rank in ranks:
             rank.tell("leave")
             assert rank.child.wait(30) == 0
-        wait_until(lambda: told[1]["inode"] not in mapped_inodes(pid))
+        wait_until(lambda: told[1]["inode"] not in mapped_inodes(pid), seconds=20)
         assert is_alive(pid)
     assert not is_alive(pid)
     assert not os.path.exists(os.path.dirname(server.address))
@@ -218,7 +203,7 @@ def test_the_worker_outlives_its_owner_while_it_serves(start: Any) -> None:
     assert json.loads(rank.hear()) == "ok"
     assert is_alive(int(worker))
     rank.end()
-    wait_until(lambda: not is_alive(int(worker)))
+    wait_until(lambda: not is_alive(int(worker)), seconds=20)
     assert not os.path.exists(os.path.dirname(address))
 
 
@@ -242,10 +227,10 @@ def test_connectors_come_and_go_and_leave_nothing(server: RowServer, tmp_path: P
             with Connector(table, max_tokens=16, **words) as connector:
                 rows = connector.wait(connector.request(batch))
                 assert torch.equal(rows, expected_rows(table, batch))
-            wait_until(lambda: counts()[1] == 0)
+            wait_until(lambda: counts()[1] == 0, seconds=20)
             seen.append(counts())
     # The first connectors load what is loaded once.
-    wait_until(lambda: counts()[0] <= seen[2][0] and counts()[2] <= seen[2][2])
+    wait_until(lambda: counts()[0] <= seen[2][0] and counts()[2] <= seen[2][2], seconds=20)
 
 
 def test_what_comes_to_the_socket_and_is_no_engine_harms_nobody(server: RowServer) -> None:

@@ -6,12 +6,11 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
-from offload_stage import make_batch, make_table
+from offload_stage import make_batch, make_table, wait_until
 
 from gramary import Batch, Settings, Table
 from gramary.native.offload import RowService, Tenant, load_u32, raise_u32, store_u32, time_answer
@@ -25,13 +24,6 @@ from gramary.offload.stores import store_arguments
 def table() -> Iterator[Table]:
     with make_table() as opened:
         yield opened
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 @contextlib.contextmanager

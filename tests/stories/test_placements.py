@@ -1,6 +1,6 @@
 """One table in many places and encodings: the same logits, bit for bit, and the same tokens."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,31 @@ def logits_and_tokens(model: Any, prompt: list[int], device: str) -> tuple[torch
     return logits, model.generate(ids, **words)
 
 
+def expect_everywhere(
+    model: Any,
+    path: Path,
+    placements: Sequence[str],
+    prompt: list[int],
+    expected: tuple[torch.Tensor, Any],
+) -> None:
+    """Opens the table of a path at each placement and expects these logits and tokens, bit by bit.
+
+    Args:
+        model: whose table is opened anew.
+        path: models/tiny, or a pack of its table.
+        placements: where rows go.
+        prompt: token ids.
+        expected: as `logits_and_tokens` gives them.
+    """
+    logits, tokens = expected
+    for placement in placements:
+        model.close()
+        open_tables(model, path, placement=placement)
+        found, written = logits_and_tokens(model, prompt, str(logits.device))
+        assert torch.equal(found, logits), placement
+        assert torch.equal(written, tokens), placement
+
+
 @pytest.mark.behaviour(11)
 @pytest.mark.parametrize("copy", COPIES)
 def test_every_placement_and_copy_gives_the_embeddings_bits(
@@ -71,15 +96,10 @@ def test_every_placement_and_copy_gives_the_embeddings_bits(
     """Behaviour 11: at every split, in every copy, what an nn.Embedding of the rows gives."""
     prompt = prompts[0]
     twin = oracle(device, torch.bfloat16).model
-    logits, tokens = logits_and_tokens(twin, prompt, device)
-    assert len(logits.unique()) > 1000
-    model = models(device)
-    for placement in CPU_PLACEMENTS if device == "cpu" else GPU_PLACEMENTS:
-        model.close()
-        open_tables(model, copies(copy), placement=placement)
-        found, written = logits_and_tokens(model, prompt, device)
-        assert torch.equal(found, logits), placement
-        assert torch.equal(written, tokens), placement
+    expected = logits_and_tokens(twin, prompt, device)
+    assert len(expected[0].unique()) > 1000
+    placements = CPU_PLACEMENTS if device == "cpu" else GPU_PLACEMENTS
+    expect_everywhere(models(device), copies(copy), placements, prompt, expected)
 
 
 def test_an_nvfp4_copy_gives_the_bits_of_its_own_decoded_rows(
@@ -91,13 +111,8 @@ def test_an_nvfp4_copy_gives_the_bits_of_its_own_decoded_rows(
 ) -> None:
     pack = copies("nvfp4")
     twin = oracle(device, torch.bfloat16, pack).model
-    logits, tokens = logits_and_tokens(twin, prompts[1], device)
-    model = models(device)
-    for placement in ("host", "host=2MiB,disk"):
-        model.close()
-        open_tables(model, pack, placement=placement)
-        found, written = logits_and_tokens(model, prompts[1], device)
-        assert torch.equal(found, logits), placement
-        assert torch.equal(written, tokens), placement
+    expected = logits_and_tokens(twin, prompts[1], device)
+    placements = ("host", "host=2MiB,disk")
+    expect_everywhere(models(device), pack, placements, prompts[1], expected)
     own, _ = logits_and_tokens(oracle(device, torch.bfloat16).model, prompts[1], device)
-    assert not torch.equal(logits, own)
+    assert not torch.equal(expected[0], own)

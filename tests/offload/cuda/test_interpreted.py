@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from offload_stage import expected_rows, freeze, make_batch, make_table
+from offload_stage import expected_rows, freeze, make_batch, make_table, wait_until
 
 from gramary import Connector, Settings, Table
 from gramary.errors import (
@@ -48,13 +48,6 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     rows = 1 if request.param == "copied" else 1 << 30
     monkeypatch.setattr("gramary.offload.cuda.take.COPIED_FROM_ROWS", rows)
     return str(request.param)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def same(rows: torch.Tensor, expected: torch.Tensor) -> bool:
