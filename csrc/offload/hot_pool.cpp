@@ -9,15 +9,16 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Pieces of a short range are at least this part of a grain: handing one over costs a cache miss.
-constexpr std::int64_t kLeastPart = 8;
-// Pieces a thread, so that one that comes late finds less left.
-constexpr std::int64_t kPiecesEach = 2;
+// Pieces of a short range are at least this part of a grain: handing one over costs cache misses.
+constexpr std::int64_t kLeastPart = 4;
 
 }  // namespace
 
-HotPool::HotPool(int num_threads, std::chrono::microseconds spin) : spin_(spin) {
-    for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this] { worker_loop(); });
+HotPool::HotPool(int num_threads, std::chrono::microseconds spin)
+    : spin_(spin), express_(*this, num_threads - 1), regular_(*this, num_threads - 1) {
+    for (int i = 0; i + 1 < num_threads; ++i) {
+        workers_.emplace_back([this, i] { worker_loop(i); });
+    }
 }
 
 void HotPool::stop() {
@@ -33,8 +34,11 @@ void HotPool::stop() {
 std::int64_t HotPool::piece_of(std::int64_t count, std::int64_t grain) const noexcept {
     const auto threads = static_cast<std::int64_t>(workers_.size()) + 1;
     const std::int64_t least = std::max<std::int64_t>(grain / kLeastPart, 1);
-    return std::clamp(count / (threads * kPiecesEach), least, std::max(grain, least));
+    return std::clamp((count + threads - 1) / threads, least, std::max(grain, least));
 }
+
+HotPool::Desk::Desk(HotPool& pool, int num_workers)
+    : pool_(pool), signs_(static_cast<std::size_t>(std::max(num_workers, 0))) {}
 
 void HotPool::Desk::parallel_for(std::int64_t count, std::int64_t grain, const Body& body) {
     if (count <= 0) return;
@@ -48,22 +52,34 @@ void HotPool::Desk::parallel_for(std::int64_t count, std::int64_t grain, const B
     if (count >= grain) pool_.wake_some();
     while (work_once(job)) {
     }
-    // Sequentially consistent, as everything about job_: a worker counts itself in before it looks
-    // for the job, so it finds none or is waited for.
-    SpinWait wait;
-    while (num_inside_ > 0) wait.once();
+    await_workers();
 }
 
-void HotPool::Desk::help(const Desk* other) {
-    ++num_inside_;
+// Sequentially consistent, as everything about job_: the job is off the desk before signs are
+// looked at, and a worker shows its sign before it looks for the job, so it finds none or is waited
+// for.
+void HotPool::Desk::await_workers() {
+    job_ = nullptr;
+    SpinWait wait;
+    for (const Sign& sign : signs_) {
+        while (sign.is_inside) wait.once();
+    }
+}
+
+void HotPool::Desk::help(int worker, const Desk* other) {
+    if (!has_work()) return;
+    std::atomic<bool>& is_inside = signs_[static_cast<std::size_t>(worker)].is_inside;
+    is_inside = true;
     if (Job* job = job_) {
         while ((other == nullptr || !other->has_work()) && work_once(*job)) {
         }
     }
-    --num_inside_;
+    is_inside.store(false, std::memory_order_release);
 }
 
 bool HotPool::Desk::work_once(Job& job) {
+    // Looked at first: taking what is not there would keep the line from those who look.
+    if (job.next.load(std::memory_order_relaxed) >= job.count) return false;
     const std::int64_t begin = job.next.fetch_add(job.piece, std::memory_order_relaxed);
     if (begin >= job.count) return false;
     const std::int64_t end = std::min(begin + job.piece, job.count);
@@ -76,10 +92,10 @@ bool HotPool::Desk::work_once(Job& job) {
     return end < job.count;
 }
 
-void HotPool::worker_loop() {
+void HotPool::worker_loop(int worker) {
     while (await_work()) {
-        express_.help(nullptr);
-        regular_.help(&express_);
+        express_.help(worker, nullptr);
+        regular_.help(worker, &express_);
     }
 }
 

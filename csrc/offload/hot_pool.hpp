@@ -51,32 +51,39 @@ class HotPool {
     // Where one thread's ranges are found.
     class Desk final : public Pool {
      public:
-        explicit Desk(HotPool& pool) noexcept : pool_(pool) {}
+        Desk(HotPool& pool, int num_workers);
         void parallel_for(std::int64_t count, std::int64_t grain, const Body& body) override;
 
         bool has_work() const noexcept { return job_.load() != nullptr; }
         // Works on what is there until it is used up, or until `other` has work.
-        void help(const Desk* other);
+        void help(int worker, const Desk* other);
 
      private:
+        // A worker's sign that it may hold the job. Each has a line of its own: one counter for all
+        // would go from core to core twice for every worker.
+        struct alignas(kLine) Sign {
+            std::atomic<bool> is_inside{false};
+        };
+
         // Takes a piece; false once none is left. Whoever takes the last takes the job off the
         // desk.
         bool work_once(Job& job);
+        void await_workers();
 
         HotPool& pool_;
         alignas(kLine) std::atomic<Job*> job_{nullptr};
-        alignas(kLine) std::atomic<int> num_inside_{0};  // workers that may hold the job
+        std::vector<Sign> signs_;
     };
 
     bool has_work() const noexcept { return express_.has_work() || regular_.has_work(); }
-    void worker_loop();
+    void worker_loop(int worker);
     // Waits for work; false when it is time to end.
     bool await_work();
     void wake_some();
 
     const std::chrono::microseconds spin_;
-    Desk express_{*this};
-    Desk regular_{*this};
+    Desk express_;
+    Desk regular_;
     alignas(kLine) std::atomic<bool> stopping_{false};
     alignas(kLine) std::atomic<int> num_asleep_{0};
     std::mutex mutex_;

@@ -24,13 +24,13 @@ _PUBLISHED = tl.constexpr(int(ring.Phase.PUBLISHED))
 
 
 @triton.jit
-def is_answered(state, number):
-    """Whether the rows in the slot are those of request `number`: one word, read anew.
+def is_good(state, number):
+    """Whether the rows in the slot are those of request `number`, by the layer's state word.
 
     Every warp that reads a word over the bus waits for its own answer, and those that read the
     same word wait for each other: one small program reads it, once.
     """
-    return load_int64(state) == number * _NUM_PHASES + _PUBLISHED
+    return state == number * _NUM_PHASES + _PUBLISHED
 
 
 @triton.jit
@@ -55,4 +55,4 @@ def lower_flag(answer, header, number, RELEASES: tl.constexpr):
         store_int64(header + _RELEASED, behind_fence(number))
 
 
-__all__ = ["is_answered", "keep_failure", "lower_flag"]
+__all__ = ["is_good", "keep_failure", "lower_flag"]

@@ -1,7 +1,7 @@
 """A layer's rows, taken out of a slot by the GPU behind the wait for its flag.
 
-A small batch is read in place, over the bus, in one launch: its last program looks at the answer,
-lowers the flag and, behind the last layer, writes the released number. A large one is copied to
+A small batch is read in place, over the bus, in one launch: one program looks at the answer, the
+last one judges by it, lowers the flag and, behind the last layer, writes the released number. A large one is copied to
 device memory first (`bring`) and judged before it is decoded. An answer that is not this request's,
 or a failure, makes the whole result NaN.
 """
@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 
 from gramary.codecs import Codec
-from gramary.offload.cuda.answers import is_answered, keep_failure, lower_flag
+from gramary.offload.cuda.answers import is_good, keep_failure, lower_flag
 from gramary.offload.cuda.bring import bring_rows
 from gramary.offload.cuda.slots import DeviceSlot
 from gramary.offload.cuda.streams import Streams
-from gramary.offload.cuda.words import is_last_program
+from gramary.offload.cuda.words import is_last_program, load_int64, load_int64_if
 from gramary.ops._triton.rows import WRONG_ROW, ZERO_ROW, load_rows, store_rows
 from gramary.ops._triton.tiles import Format, Tile, tile_for
 from gramary.ops.extents import Extents
@@ -26,7 +26,7 @@ from gramary.ops.extents import Extents
 # multiprocessors meanwhile.
 COPIED_FROM_ROWS = 4096
 
-# One warp a program, since each warp of the last one asks for the answer over the bus.
+# One warp a program, since each warp of the first one asks for the answer over the bus.
 _IN_PLACE = Tile(rows=4, lanes=32, num_warps=1)
 
 
@@ -65,6 +65,12 @@ def take_kernel(
         address = tl.where(in_device, own, address)
         address = tl.where(row_ids < 0, tl.where(row_ids < -1, WRONG_ROW, ZERO_ROW), address)
     address = tl.where(m_row, address, ZERO_ROW)
+    if not IS_COPIED:
+        # One program asks for the answer, over the bus together with its rows. Behind the flag a
+        # request is settled: what it asks for changes no more.
+        is_first = tl.program_id(0) == 0
+        state = load_int64_if(tl.cast(state_address, tl.int64), is_first)
+        number = tl.load(p_counter) if IS_STREAM else tl.cast(given_number, tl.int64)
     chunks = load_rows(address, CODEC, DIM, BITS, BE, ALIGN)
     i_out = tl.where(m_row, i_row, -1)
     if IS_COPIED:
@@ -75,10 +81,10 @@ def take_kernel(
     else:
         # As if all were well; the last program, which sees what the others wrote, judges.
         store_rows(chunks, p_out, i_out, scale, CODEC, DIM, BR, BE)
+        tl.store(p_verdict, is_good(state, number).to(tl.int64), mask=is_first)
         if is_last_program(p_count):
             answer, header = tl.cast(answer_address, tl.int64), tl.cast(header_address, tl.int64)
-            number = tl.load(p_counter) if IS_STREAM else tl.cast(given_number, tl.int64)
-            if is_answered(tl.cast(state_address, tl.int64), number) == 0:
+            if tl.load(p_verdict, volatile=True) == 0:
                 keep_failure(p_failure, answer, number, i_layer)
                 for i_block in range(tl.num_programs(0)):
                     i_bad = tl.arange(0, BR).to(tl.int64) + i_block * BR
@@ -99,9 +105,9 @@ def settle_kernel(
     number = tl.load(p_counter) if IS_STREAM else tl.cast(given_number, tl.int64)
     answer = tl.cast(answer_address, tl.int64)
     if CHECKS:
-        is_good = is_answered(tl.cast(state_address, tl.int64), number)
-        tl.store(p_verdict, is_good.to(tl.int64))
-        if is_good == 0:
+        is_answered = is_good(load_int64(tl.cast(state_address, tl.int64)), number)
+        tl.store(p_verdict, is_answered.to(tl.int64))
+        if is_answered == 0:
             keep_failure(p_failure, answer, number, i_layer)
     lower_flag(answer, tl.cast(header_address, tl.int64), number, RELEASES)
 

@@ -21,6 +21,12 @@ def load_int64(address):
 
 
 @triton.jit
+def load_int64_if(address, is_wanted):
+    """The 64-bit word at an address, read anew, or 0 unread."""
+    return tl.load(address.to(tl.pointer_type(tl.int64)), mask=is_wanted, other=0, volatile=True)
+
+
+@triton.jit
 def load_int32(address):
     """The 32-bit word at an address, read anew."""
     return tl.load(address.to(tl.pointer_type(tl.int32)), volatile=True)
