@@ -48,11 +48,16 @@ def keep_failure(p_failure, answer, number, i_layer):
 
 
 @triton.jit
-def lower_flag(answer, header, number, RELEASES: tl.constexpr):
-    """Lowers a layer's flag; then, if asked to, says that the slot may be overwritten."""
+def lower_flag(answer, header, number, IS_STREAM: tl.constexpr, RELEASES: tl.constexpr):
+    """Lowers a layer's flag; then, if asked to, says that the slot may be overwritten.
+
+    Whoever reads the released number of a host-lane slot finds its flag lowered. A stream's slot is
+    used again by the stream's next request alone, whose own fence stands behind this kernel: a
+    fence here would cost every step and order nothing.
+    """
     store_int32(answer + _READY, 0)
     if RELEASES:
-        store_int64(header + _RELEASED, behind_fence(number))
+        store_int64(header + _RELEASED, number if IS_STREAM else behind_fence(number))
 
 
 __all__ = ["is_good", "keep_failure", "lower_flag"]

@@ -90,7 +90,7 @@ def take_kernel(
                     i_bad = tl.arange(0, BR).to(tl.int64) + i_block * BR
                     i_bad = tl.where(i_bad < N, i_bad, -1)
                     poison_rows(i_bad, p_out, scale, CODEC, DIM, BITS, BR, BE, ALIGN)
-            lower_flag(answer, header, number, RELEASES)
+            lower_flag(answer, header, number, IS_STREAM, RELEASES)
 
 
 @triton.jit(do_not_specialize=["p_counter", "p_verdict", "p_failure", "answer_address",
@@ -109,7 +109,7 @@ def settle_kernel(
         tl.store(p_verdict, is_answered.to(tl.int64))
         if is_answered == 0:
             keep_failure(p_failure, answer, number, i_layer)
-    lower_flag(answer, tl.cast(header_address, tl.int64), number, RELEASES)
+    lower_flag(answer, tl.cast(header_address, tl.int64), number, IS_STREAM, RELEASES)
 
 
 def take_rows(
