@@ -1,9 +1,9 @@
 """A layer's rows, taken out of a slot by the GPU behind the wait for its flag.
 
 A small batch is read in place, over the bus, in one launch: one program looks at the answer, the
-last one judges by it, lowers the flag and, behind the last layer, writes the released number. A large one is copied to
-device memory first (`bring`) and judged before it is decoded. An answer that is not this request's,
-or a failure, makes the whole result NaN.
+last one judges by it, lowers the flag and, behind the last layer, writes the released number. A
+large one is copied to device memory first (`bring`) and judged before it is decoded. An answer that
+is not this request's, or a failure, makes the whole result NaN.
 """
 
 from __future__ import annotations
