@@ -9,6 +9,7 @@ be measured) and removed at the end.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import json
@@ -37,6 +38,7 @@ from gramary.native.raw_disk import lane_shape, read_blocks_raw, read_rows_raw
 from gramary.pack import build_pack, open_pack
 from gramary.row_layout import RowLayout, TableSource
 from gramary.settings import Settings
+from gramary.targets import Target
 from gramary.tiers.disk import DiskTier
 
 NUM_COLD_ROWS = 131_072
@@ -68,10 +70,10 @@ def _cases(source: TableSource, kind: str, smoke: bool) -> Iterator[Case]:
     tiers = _open_tiers(layout)
     yield _cold_case(tiers, layout, kind, draw((8192 if smoke else NUM_COLD_ROWS,)), smoke)
     fill_cache(layout.files[0].path)
-    for num_rows, target_us in ((16, 25), (256, 200)):
+    for num_rows, limit_us in ((16, 25), (256, 200)):
         batches = [draw((num_rows,)) for _ in range(100)]
-        facts = {"target_us": target_us}
-        yield _warm_case(tiers, layout, kind, batches, 3 if smoke else 15, facts)
+        case = _warm_case(tiers, layout, kind, batches, 3 if smoke else 15, {})
+        yield dataclasses.replace(case, targets={next(iter(tiers)): Target(limit_us, of="median")})
     row_ids = _draw_with_repeats(layout.num_rows, NUM_COLD_ROWS, generator)
     num_blocks = len(distinct_blocks(layout, row_ids))
     facts = {"distinct_rows": DISTINCT_SHARE, "distinct_blocks": num_blocks / NUM_COLD_ROWS}
