@@ -71,6 +71,7 @@ void HotPool::Desk::help(int worker, const Desk* other) {
     std::atomic<bool>& is_inside = signs_[static_cast<std::size_t>(worker)].is_inside;
     is_inside = true;
     if (Job* job = job_) {
+        __builtin_prefetch(&job->body);
         while ((other == nullptr || !other->has_work()) && work_once(*job)) {
         }
     }
@@ -78,8 +79,6 @@ void HotPool::Desk::help(int worker, const Desk* other) {
 }
 
 bool HotPool::Desk::work_once(Job& job) {
-    // Looked at first: taking what is not there would keep the line from those who look.
-    if (job.next.load(std::memory_order_relaxed) >= job.count) return false;
     const std::int64_t begin = job.next.fetch_add(job.piece, std::memory_order_relaxed);
     if (begin >= job.count) return false;
     const std::int64_t end = std::min(begin + job.piece, job.count);

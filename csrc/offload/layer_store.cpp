@@ -76,21 +76,35 @@ std::optional<StoreFailure> LayerStore::gather_written(std::span<const std::int6
 
 std::int64_t LayerStore::copy_written(std::span<const std::int64_t> written, std::uint8_t* out,
                                       Pool& pool) const {
-    FirstIndex first_wrong;
-    const auto copy = [&](std::int64_t begin, std::int64_t end) {
-        std::int64_t ids[kGrainRows];
-        SerialPool serial;
-        for (std::int64_t first = begin; first < end; first += kGrainRows) {
-            const std::int64_t count = std::min(kGrainRows, end - first);
-            std::copy_n(written.data() + first, count, ids);
-            const std::int64_t wrong =
-                lookup_rows(*bytes_, host_, num_table_rows_, ids, count, Output::encoded,
-                            out + first * row_bytes_, serial, is_sent_on_);
-            if (wrong >= 0) first_wrong.note(first + wrong);
-        }
-    };
-    pool.parallel_for(static_cast<std::int64_t>(written.size()), kGrainRows, copy);
-    return first_wrong.get();
+    // In one cache line, and named by one pointer: see HotPool::Job.
+    struct alignas(64) Copy {
+        const LayerStore& store;
+        const std::int64_t* written;
+        std::uint8_t* out;
+        FirstIndex first_wrong;
+    } copy{*this, written.data(), out, {}};
+    pool.parallel_for(static_cast<std::int64_t>(written.size()), kGrainRows,
+                      [&copy](std::int64_t begin, std::int64_t end) {
+                          const std::int64_t wrong =
+                              copy.store.copy_piece(copy.written, begin, end, copy.out);
+                          if (wrong >= 0) copy.first_wrong.note(wrong);
+                      });
+    return copy.first_wrong.get();
+}
+
+std::int64_t LayerStore::copy_piece(const std::int64_t* written, std::int64_t begin,
+                                    std::int64_t end, std::uint8_t* out) const {
+    std::int64_t ids[kGrainRows];
+    SerialPool serial;
+    for (std::int64_t first = begin; first < end; first += kGrainRows) {
+        const std::int64_t count = std::min(kGrainRows, end - first);
+        std::copy_n(written + first, count, ids);
+        const std::int64_t wrong =
+            lookup_rows(*bytes_, host_, num_table_rows_, ids, count, Output::encoded,
+                        out + first * row_bytes_, serial, is_sent_on_);
+        if (wrong >= 0) return first + wrong;
+    }
+    return -1;
 }
 
 }  // namespace gramary::offload

@@ -68,6 +68,8 @@ class LayerStore {
     // Takes ids out piece by piece, where all rows are in memory; gives the first wrong index.
     std::int64_t copy_written(std::span<const std::int64_t> written, std::uint8_t* out,
                               Pool& pool) const;
+    std::int64_t copy_piece(const std::int64_t* written, std::int64_t begin, std::int64_t end,
+                            std::uint8_t* out) const;
 
     NgramHasher hasher_;
     std::int64_t num_table_rows_;
