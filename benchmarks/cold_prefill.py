@@ -68,8 +68,12 @@ def times_of(run: Run, num_chunks: int) -> ChunkTimes:
     return ChunkTimes(statistics.median(gathers.values()) / 1e3, compute_ns / num_chunks / 1e3)
 
 
-def find_longest(size: StageSize, open_stage: functools.partial[Overlap]) -> tuple[int, ChunkTimes]:
-    """Returns the longest chunk whose gather is hidden, of halved lengths, and its times.
+def find_longest(
+    size: StageSize, open_stage: functools.partial[Overlap]
+) -> tuple[StageSize, ChunkTimes]:
+    """Returns the stage with the longest chunks, of halved lengths, whose gather is hidden.
+
+    On a GPU most of a chunk's layers are one graph: a short chunk would be as long as its launches.
 
     Raises:
         AssertionError: there is none.
@@ -77,7 +81,9 @@ def find_longest(size: StageSize, open_stage: functools.partial[Overlap]) -> tup
     for tokens in itertools.takewhile(
         lambda tokens: tokens >= SHORTEST_CHUNK, (size.chunk_tokens >> i for i in itertools.count())
     ):
-        tried = dataclasses.replace(size, chunk_tokens=tokens, num_chunks=NUM_TRIED)
+        tried = dataclasses.replace(
+            size, chunk_tokens=tokens, num_chunks=NUM_TRIED, is_graphed=size.device == "cuda"
+        )
         stage = open_stage(tried)
         stage.run(early=True)
         times = times_of(stage.run(early=True), NUM_TRIED)
@@ -85,7 +91,7 @@ def find_longest(size: StageSize, open_stage: functools.partial[Overlap]) -> tup
             f"  {tokens} tokens: gather {times.gather_us:.0f} us, stage {times.compute_us:.0f} us"
         )
         if times.is_hidden:
-            return tokens, times
+            return dataclasses.replace(tried, num_chunks=NUM_MEASURED), times
     raise AssertionError("no chunk computes for as long as its rows take")
 
 
@@ -93,8 +99,7 @@ def idle_cases(size: StageSize, model: Path, repeats: int) -> Iterator[MeasuredC
     """Yields idle time and total time of a prompt of the longest chunks whose gather is hidden."""
     with open_table(size, "disk", model, base=0) as table:
         open_stage = functools.partial(Overlap, table=table, cold=True)
-        tokens, times = find_longest(size, open_stage)
-        chosen = dataclasses.replace(size, chunk_tokens=tokens, num_chunks=NUM_MEASURED)
+        chosen, times = find_longest(size, open_stage)
         limit = Target(round(IDLE_PART * times.compute_us, 1), of="median")
         for case in overlap.measure(open_stage(chosen), repeats, Pictures(), limit):
             facts = {"gather_us": round(times.gather_us), "stage_us": round(times.compute_us)}

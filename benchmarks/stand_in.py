@@ -32,6 +32,8 @@ class StageSize:
         num_layers: dense layers; the PLE layer stands behind the first.
         chunk_tokens: tokens of a forward.
         num_chunks: forwards of a prompt.
+        is_graphed: whether the layers behind the PLE layer are one CUDA graph, so that short chunks
+            are not as long as the host takes to launch them.
     """
 
     device: str
@@ -39,6 +41,7 @@ class StageSize:
     num_layers: int
     chunk_tokens: int
     num_chunks: int
+    is_graphed: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -55,6 +58,31 @@ class Spans(Protocol):
 
     def span(self, name: str) -> contextlib.AbstractContextManager[object]:
         """Returns a block whose time becomes a span."""
+
+
+class GraphedLayers:
+    """Layers captured in a CUDA graph.
+
+    Args:
+        layers: what is captured, from hidden states to hidden states.
+        example: hidden states of the shape that all calls have.
+    """
+
+    def __init__(
+        self, layers: Callable[[torch.Tensor], torch.Tensor], example: torch.Tensor
+    ) -> None:
+        self._input = example.clone()
+        layers(self._input)
+        torch.cuda.synchronize()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._output = layers(self._input)
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Returns what the layers make of hidden states, in memory of its own."""
+        self._input.copy_(hidden)
+        self._graph.replay()
+        return self._output.clone()
 
 
 class StandIn:
@@ -76,6 +104,10 @@ class StandIn:
             for parameter in self.ple.parameters():
                 parameter.copy_(weight(*parameter.shape))
         self.inputs = weight(size.chunk_tokens, width) * 100
+        self._behind = (
+            GraphedLayers(self._layers_behind, self.inputs) if size.is_graphed
+            else self._layers_behind
+        )  # fmt: skip
 
     def new_state(self) -> PLEState:
         """Returns the state of one fresh request."""
@@ -93,8 +125,11 @@ class StandIn:
         with spans.span("PLE layer"):
             hidden = self.ple(hidden, tokens, starts, state=state, rows=rows, add_residual=True)
         with spans.span("dense layers"):
-            for _ in range(self.size.num_layers - 1):
-                hidden = self._dense(hidden)
+            return self._behind(hidden)
+
+    def _layers_behind(self, hidden: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.size.num_layers - 1):
+            hidden = self._dense(hidden)
         return hidden
 
     def _dense(self, hidden: torch.Tensor) -> torch.Tensor:
