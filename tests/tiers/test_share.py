@@ -1,5 +1,7 @@
 """One copy of the host rows for many processes: complete or not there, private, and pruned."""
 
+import contextlib
+import dataclasses
 import multiprocessing
 import os
 import resource
@@ -10,6 +12,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
@@ -98,53 +102,117 @@ def test_other_rows_are_other_files(model, root) -> None:
         assert torch.equal(half.lookup(row_ids, dtype=torch.uint8), model[1][row_ids])
 
 
-def fill_and_wait(path: Path, root: str, is_filling, may_go_on) -> None:
+@dataclasses.dataclass(frozen=True)
+class Cues:
+    """What a filling process and its test tell each other."""
+
+    is_filling: Event
+    may_go_on: Event
+    may_close: Event
+
+
+def fill_and_wait(path: Path, root: str, cues: Cues) -> None:
     from gramary import row_store
 
     stream = row_store.read_in_order
 
     def slowly(*arguments, **options):
         for chunk in stream(*arguments, **options):
-            is_filling.set()
-            may_go_on.wait(60)
+            cues.is_filling.set()
+            cues.may_go_on.wait(60)
             yield chunk
 
     row_store.read_in_order = slowly
     with Table.open(path, share="rows", settings=Settings(share_folder=root)):
-        pass
+        cues.may_close.wait(60)
 
 
-def test_others_wait_for_the_filler_and_see_only_complete_rows(model, root) -> None:
+@contextlib.contextmanager
+def filling(path: Path, root: str) -> Iterator[tuple[BaseProcess, Cues]]:
+    """A process that has begun to fill the rows, and that serves from them until the end."""
     context = multiprocessing.get_context("fork")
-    is_filling, may_go_on = context.Event(), context.Event()
-    filler = context.Process(target=fill_and_wait, args=(model[0], root, is_filling, may_go_on))
+    cues = Cues(context.Event(), context.Event(), context.Event())
+    filler = context.Process(target=fill_and_wait, args=(path, root, cues))
     filler.start()
-    assert is_filling.wait(60)
-    assert [name.rpartition(".")[2] for name in files_of(root)] == ["filling"]
+    assert cues.is_filling.wait(60)
+    try:
+        yield filler, cues
+    finally:
+        # An event never ends to be set for a process that was killed waiting for it.
+        if filler.is_alive():
+            cues.may_go_on.set()
+            cues.may_close.set()
+        filler.join(60)
+
+
+def start_waiting(model, root: str, num: int) -> tuple[list[threading.Thread], list[Table]]:
+    """Threads that open the table, and the tables that they got."""
     opened: list[Table] = []
-    waiter = threading.Thread(target=lambda: opened.append(open_shared(model, root)))
-    waiter.start()
-    waiter.join(0.3)
-    assert waiter.is_alive(), "the rows are not complete yet"
-    may_go_on.set()
-    waiter.join(60)
-    filler.join(60)
+    waiters = [
+        threading.Thread(target=lambda: opened.append(open_shared(model, root)), daemon=True)
+        for _ in range(num)
+    ]
+    for waiter in waiters:
+        waiter.start()
+    waiters[0].join(0.3)
+    return waiters, opened
+
+
+@pytest.mark.parametrize("num_waiters", [1, 4])
+def test_others_wait_for_the_filler_and_see_only_complete_rows(model, root, num_waiters) -> None:
+    """They go on as soon as the rows are complete, while the filler serves from them."""
+    with filling(model[0], root) as (filler, cues):
+        assert [name.rpartition(".")[2] for name in files_of(root)] == ["filling"]
+        waiters, opened = start_waiting(model, root, num_waiters)
+        assert all(waiter.is_alive() for waiter in waiters), "the rows are not complete yet"
+        cues.may_go_on.set()
+        for waiter in waiters:
+            waiter.join(20)
+        assert filler.is_alive()
+        assert len(opened) == num_waiters, "waited for a filler that was done"
     assert filler.exitcode == 0
-    assert opened[0]._store.tiers[0].is_filled
-    assert_rows(opened[0], model[1])
-    opened[0].close()
+    for table in opened:
+        assert table._store.tiers[0].is_filled
+        assert_rows(table, model[1])
+        table.close()
+
+
+@pytest.mark.parametrize("num_waiters", [1, 4])
+def test_waiters_take_over_from_a_killed_filler(model, root, num_waiters) -> None:
+    """One of them fills anew, the others wait for that one."""
+    with filling(model[0], root) as (filler, _):
+        waiters, opened = start_waiting(model, root, num_waiters)
+        os.kill(filler.pid, signal.SIGKILL)
+        filler.join(60)
+        for waiter in waiters:
+            waiter.join(20)
+        assert len(opened) == num_waiters
+    assert sorted(table._store.tiers[0].is_filled for table in opened) == [
+        False,
+        *[True] * (num_waiters - 1),
+    ]
+    for table in opened:
+        assert_rows(table, model[1])
+        table.close()
+
+
+def test_memory_of_rows_that_are_being_filled_need_not_be_free_again(model, root) -> None:
+    """Processes that start together, on a machine that has room for one copy."""
+    settings = Settings(share_folder=root, memory_limit_bytes=model[1].nbytes // 2)
+    with pytest.raises(CapacityError):
+        Table.open(model[0], share="rows", settings=settings)
+    with filling(model[0], root) as (_, cues):
+        threading.Timer(0.2, cues.may_go_on.set).start()
+        with Table.open(model[0], share="rows", settings=settings) as table:
+            assert_rows(table, model[1])
 
 
 def test_a_killed_filler_leaves_nothing_that_is_served(model, root) -> None:
-    context = multiprocessing.get_context("fork")
     for _ in range(3):
-        is_filling, may_go_on = context.Event(), context.Event()
-        filler = context.Process(target=fill_and_wait, args=(model[0], root, is_filling, may_go_on))
-        filler.start()
-        assert is_filling.wait(60)
-        os.kill(filler.pid, signal.SIGKILL)
-        filler.join(60)
-        assert [name.rpartition(".")[2] for name in files_of(root)] == ["filling"]
+        with filling(model[0], root) as (filler, _):
+            os.kill(filler.pid, signal.SIGKILL)
+            filler.join(60)
+            assert [name.rpartition(".")[2] for name in files_of(root)] == ["filling"]
     with open_shared(model, root) as table:
         assert not table._store.tiers[0].is_filled, "it had to be filled anew"
         assert_rows(table, model[1])
@@ -297,3 +365,28 @@ def test_prune_removes_what_nobody_uses(model, root, monkeypatch, capsys) -> Non
     filler.close()
     run()
     assert files_of(root) == []
+
+
+@pytest.mark.parametrize("kind", ["mode", "link", "pipe", "folder", "two names"])
+def test_what_is_none_of_ours_hinders_nobody(model, root, caplog, kind) -> None:
+    """It is told and left alone; other rows are shared and pruned all the same."""
+    open_shared(model, root, share="idle").close()
+    with ShareFolder(root) as folder:
+        odd = Path(folder.path, "odd.rows")
+    if kind == "link":
+        odd.symlink_to("elsewhere")
+    elif kind == "pipe":
+        os.mkfifo(odd)
+    elif kind == "folder":
+        odd.mkdir()
+    else:
+        odd.write_bytes(b"x")
+        odd.chmod(0o600 if kind == "two names" else 0o644)
+        if kind == "two names":
+            os.link(odd, odd.with_name("other"))
+    with open_shared(model, root) as table:
+        assert_rows(table, model[1])
+    with ShareFolder(root) as folder:
+        assert len(folder.prune()) == 2
+    assert os.path.lexists(odd)
+    assert any("odd.rows" in message and "left alone" in message for message in caplog.messages)

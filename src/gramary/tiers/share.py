@@ -59,12 +59,13 @@ class ShareKey:
         return f"{self.name}-{xxhash.xxh3_128_hexdigest(facts.encode())}-"
 
     def shared_bytes(self) -> int:
-        """Returns the bytes of this table's complete extents: memory that need not be free."""
+        """Returns the bytes of this table's extents: memory that need not be free.
+
+        Those that are still being filled have their memory, whoever goes on filling them.
+        """
         with ShareFolder(self.root) as folder:
             return sum(
-                file.num_bytes
-                for file in folder.files()
-                if file.is_complete and file.file_name.startswith(self.prefix)
+                file.num_bytes for file in folder.files() if file.file_name.startswith(self.prefix)
             )
 
 
@@ -183,12 +184,14 @@ class SharedMapping:
         self.descriptor, self.is_filled = descriptor, True
 
     def _try_fill(self) -> None:
-        """Makes the file to fill, unless another process has filled it by the time it is ours."""
+        """Makes the file to fill, or waits until whoever is filling it has done so or ended."""
         descriptor = self._folder.open(self._filling_name, os.O_RDWR | os.O_CREAT)
         try:
             if not try_lock(descriptor):
                 logger.info("share: waiting for the process that fills %s", self.path)
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                # A shared lock: a filler that is done keeps one for as long as it serves.
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+                return
             is_ours = self._folder.names_same_file(self._filling_name, descriptor)
             if is_ours and self._folder.exists(self._rows_name):
                 self._folder.remove(self._filling_name)
@@ -202,6 +205,7 @@ class SharedMapping:
 
     def _reserve(self, descriptor: int) -> None:
         """Takes all pages of the file, zeroed, so that filling it cannot run out of memory."""
+        free_bytes = 0
         try:
             os.ftruncate(descriptor, 0)
             free_bytes = self._folder.free_bytes()

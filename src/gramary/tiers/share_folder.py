@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import logging
 import os
 import re
 import stat
@@ -17,6 +18,8 @@ from collections.abc import Iterator
 
 from gramary.errors import ArgumentError, PlacementError
 from gramary.lifetime import Closing
+
+logger = logging.getLogger("gramary")
 
 ROWS_SUFFIX = ".rows"
 FILLING_SUFFIX = ".filling"
@@ -142,13 +145,16 @@ class ShareFolder(Closing):
         return facts.f_bavail * facts.f_frsize
 
     def files(self) -> Iterator[SharedFile]:
-        """Yields the files of shared rows, by name."""
+        """Yields the files of shared rows, by name; what is none of ours is told and left alone."""
         for file_name in sorted(os.listdir(self.descriptor)):
             if not file_name.endswith((ROWS_SUFFIX, FILLING_SUFFIX)):
                 continue
             try:
                 descriptor = self.open(file_name, os.O_RDONLY)
             except FileNotFoundError:
+                continue
+            except PlacementError as error:
+                logger.warning("%s; it was left alone", error)
                 continue
             try:
                 num_bytes, is_used = os.fstat(descriptor).st_size, not try_lock(descriptor)
@@ -207,7 +213,7 @@ def check_private(facts: os.stat_result, path: str) -> None:
     if facts.st_uid != os.geteuid():
         raise PlacementError(
             f"share: expected {path} to belong to user {os.geteuid()}, it belongs to user "
-            f"{facts.st_uid}"
+            f"{facts.st_uid}; have it removed, or set GRAMARY_SHARE_FOLDER to another tmpfs"
         )
     if stat.S_IMODE(facts.st_mode) & 0o077:
         raise PlacementError(
