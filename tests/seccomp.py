@@ -10,6 +10,8 @@ import platform
 import struct
 
 IO_URING_SETUP = 425
+IO_URING_ENTER = 426
+IO_URING_REGISTER = 427
 CACHESTAT = 451
 OPENAT = 257 if platform.machine() == "x86_64" else 56
 
@@ -45,9 +47,9 @@ def forbid(number: int, errno: int, *, flag_argument: int | None = None, flag: i
         raise OSError(code, os.strerror(code))
 
 
-def forbid_io_uring(errno: int) -> None:
-    """Makes io_uring_setup fail."""
-    forbid(IO_URING_SETUP, errno)
+def forbid_io_uring(errno: int, number: int = IO_URING_SETUP) -> None:
+    """Makes io_uring_setup fail, or another of its three calls."""
+    forbid(number, errno)
 
 
 def forbid_direct_io(errno: int) -> None:

@@ -7,6 +7,8 @@
 #include <atomic>
 #include <exception>
 
+#include "base/start_threads.hpp"
+
 namespace gramary {
 namespace {
 std::atomic<int> requested_num_threads{0};
@@ -22,7 +24,7 @@ struct ThreadPool::Job {
 };
 
 ThreadPool::ThreadPool(int num_threads) : owner_pid_(getpid()) {
-    for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this] { worker_loop(); });
+    start_threads(workers_, num_threads - 1, [this](int) { worker_loop(); });
 }
 
 ThreadPool::~ThreadPool() {

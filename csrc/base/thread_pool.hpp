@@ -18,6 +18,7 @@ namespace gramary {
 // A forked child has no workers: parallel_for then runs on the caller alone.
 class ThreadPool final : public Pool {
  public:
+    // With fewer threads where the machine refuses more.
     explicit ThreadPool(int num_threads);
     ~ThreadPool() override;
     ThreadPool(const ThreadPool&) = delete;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "base/start_threads.hpp"
 #include "base/thread_pool.hpp"
 
 namespace gramary {
@@ -51,8 +52,10 @@ int UringLanes::num_lanes() {
 
 UringLanes::UringLanes(const FileSet& files, DiskStats& stats) : files_(files), stats_(stats) {
     num_starting_ = num_lanes();
-    for (int i = num_starting_; i > 0; --i) threads_.emplace_back([this] { serve(); });
+    const int num_wanted = num_starting_;
+    start_threads(threads_, num_wanted, [this](int) { serve(); });
     std::unique_lock lock(mutex_);
+    num_starting_ -= num_wanted - static_cast<int>(threads_.size());
     done_.wait(lock, [&] { return num_starting_ == 0; });
 }
 

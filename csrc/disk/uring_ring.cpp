@@ -39,10 +39,12 @@ UringRing::~UringRing() {
     if (arena_ != nullptr) ::munmap(arena_, arena_bytes_);
 }
 
+// Called on threads that no exception may leave.
 std::unique_ptr<UringRing> UringRing::try_make(const FileSet& files, const Options& options,
-                                               DiskStats& stats, std::string& why) {
+                                               DiskStats& stats, std::string& why) try {
     std::unique_ptr<UringRing> ring(new UringRing(files, options, stats));
-    const int error = ring->set_up(options.single_issuer);
+    int error = ring->set_up(options.single_issuer);
+    if (error == 0) error = ring->try_out();
     if (error != 0) {
         why = std::strerror(error);
         return nullptr;
@@ -58,6 +60,9 @@ std::unique_ptr<UringRing> UringRing::try_make(const FileSet& files, const Optio
     (void)::madvise(arena, options.arena_bytes, MADV_DONTFORK);
     ring->register_resources();
     return ring;
+} catch (const std::bad_alloc&) {
+    why = "no memory";
+    return nullptr;
 }
 
 // Asks for the flags that save interrupts and locks, in steps down to none; 0 or an errno.
@@ -87,13 +92,26 @@ int UringRing::set_up(bool single_issuer) {
     return error;
 }
 
+// Hands in nothing and takes it back: who may make a ring may still be forbidden to use it. 0 or an
+// errno.
+int UringRing::try_out() {
+    io_uring_prep_nop(io_uring_get_sqe(&ring_));
+    int result;
+    do {
+        result = io_uring_submit_and_wait(&ring_, 1);
+    } while (result == -EINTR || (result >= 0 && io_uring_cq_ready(&ring_) == 0));
+    io_uring_cq_advance(&ring_, io_uring_cq_ready(&ring_));
+    return result < 0 ? -result : 0;
+}
+
 void UringRing::register_resources() {
     const iovec memory{arena_, arena_bytes_};
     const int error = -io_uring_register_buffers(&ring_, &memory, 1);
     has_fixed_buffer_ = error == 0;
     if (error != 0) {
         shortcoming_ = std::string("io_uring buffers are not registered (") + std::strerror(error) +
-                       "); raising RLIMIT_MEMLOCK helps";
+                       (error == ENOMEM ? "); raising RLIMIT_MEMLOCK helps"
+                                        : "); allowing io_uring_register helps");
     }
     std::vector<int> fds;
     for (std::int64_t i = 0; i < files_.size(); ++i) fds.push_back(files_.buffered_fd(i));

@@ -44,7 +44,7 @@ class UringRing {
         std::size_t arena_bytes;
         bool single_issuer;
     };
-    // nullptr when the kernel refuses; `why` then says so.
+    // nullptr when the kernel refuses, or has no memory for it; `why` then says so.
     static std::unique_ptr<UringRing> try_make(const FileSet& files, const Options& options,
                                                DiskStats& stats, std::string& why);
     ~UringRing();
@@ -71,6 +71,7 @@ class UringRing {
 
     UringRing(const FileSet& files, const Options& options, DiskStats& stats);
     int set_up(bool single_issuer);
+    int try_out();
     void register_resources();
     void fill(ReadSource& source);
     void prepare(unsigned slot);

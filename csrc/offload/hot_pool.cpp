@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/start_threads.hpp"
 #include "offload/waiter.hpp"
 
 namespace gramary::offload {
@@ -16,9 +17,7 @@ constexpr std::int64_t kLeastPart = 4;
 
 HotPool::HotPool(int num_threads, std::chrono::microseconds spin)
     : spin_(spin), express_(*this, num_threads - 1), regular_(*this, num_threads - 1) {
-    for (int i = 0; i + 1 < num_threads; ++i) {
-        workers_.emplace_back([this, i] { worker_loop(i); });
-    }
+    start_threads(workers_, num_threads - 1, [this](int i) { worker_loop(i); });
 }
 
 void HotPool::stop() {

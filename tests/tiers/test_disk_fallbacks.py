@@ -63,12 +63,13 @@ def run_child(tmp_path: Path, script: str) -> None:
 
 
 @pytest.mark.behaviour(30)
-def test_forbidden_io_uring_falls_back_and_says_so_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("call", ["SETUP", "ENTER"])
+def test_forbidden_io_uring_falls_back_and_says_so_once(tmp_path: Path, call: str) -> None:
     """Behaviour 30: the rows come by pread, and one message tells why."""
     run_child(
         tmp_path,
-        """
-seccomp.forbid_io_uring(errno.EPERM)
+        f"""
+seccomp.forbid_io_uring(errno.EPERM, seccomp.IO_URING_{call})
 for _ in range(3):
     assert read_and_count()["reader"] == "pread"
 if _core.have_liburing:
@@ -81,6 +82,22 @@ except UnsupportedError as error:
     assert "io_uring is not available" in str(error)
 else:
     raise AssertionError("an option that cannot be honoured must be an error")
+""",
+    )
+
+
+@pytest.mark.behaviour(30)
+def test_without_registration_io_uring_reads_and_says_so_once(tmp_path: Path) -> None:
+    """Behaviour 30: plain buffers and files; the message names the call that is forbidden."""
+    run_child(
+        tmp_path,
+        """
+seccomp.forbid_io_uring(errno.EPERM, seccomp.IO_URING_REGISTER)
+for _ in range(3):
+    stats = read_and_count()
+if stats["reader"] == "io_uring":
+    assert stats["num_retries"] == 0
+    assert len(messages) == 1 and "allowing io_uring_register helps" in messages[0], messages
 """,
     )
 
@@ -172,5 +189,63 @@ for reader in ("io_uring", "pread"):
     assert torch.equal(gather(tier, row_ids), rows[row_ids])
     assert tier.stats()["num_direct_reads"] == num_direct, "now they are cached"
     tier.close()
+""",
+    )
+
+
+@pytest.mark.behaviour(30)
+@pytest.mark.parametrize("reader", ["auto", "pread", "mmap"])
+def test_too_little_room_for_threads_is_an_error_at_worst(tmp_path: Path, reader: str) -> None:
+    """Behaviour 30: with few threads, or none, the rows come all the same; nothing aborts."""
+    run_child(
+        tmp_path,
+        f"""
+torch.set_num_threads(1)
+row_ids = torch.randint(0, len(rows), (15000,))
+expected, out = rows[row_ids], torch.empty(15000, 160, dtype=torch.uint8)
+outcomes = set()
+
+def read():
+    tier = DiskTier(layout, 0, len(rows), Settings(disk_reader="{reader}"))
+    for num_rows in (15000, 16, 3000):
+        tier.gather(row_ids[:num_rows], out[:num_rows])
+        assert torch.equal(out[:num_rows], expected[:num_rows])
+    tier.close()
+
+def limit_processes(_):
+    os.setresuid(65534, 65534, 65534)
+    resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+
+def limit_addresses(num_mib):
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    room = pages * os.sysconf("SC_PAGESIZE") + (num_mib << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (room, room))
+
+limits = [(limit_addresses, num_mib) for num_mib in (1, 4, 9, 17, 33, 65, 129, 257, 600)]
+if os.geteuid() == 0:
+    for folder in (Path(sys.argv[1]), *Path(sys.argv[1]).parents[:2]):
+        os.chmod(folder, 0o755)
+    limits.append((limit_processes, 0))
+for limit, value in limits:
+    drop_cache()
+    child = os.fork()
+    if child == 0:
+        status = 3
+        try:
+            limit(value)
+            read()
+            status = 0
+        except AssertionError:
+            status = 2
+        except Exception as error:
+            print(limit.__name__, value, repr(error), file=sys.stderr)
+            status = 1
+        finally:
+            os._exit(status)
+    outcomes.add((limit.__name__, os.waitpid(child, 0)[1]))
+assert {{status for _, status in outcomes}} <= {{0, 256}}, outcomes
+assert ("limit_addresses", 0) in outcomes, outcomes
+if os.geteuid() == 0:
+    assert ("limit_processes", 0) in outcomes, outcomes
 """,
     )
