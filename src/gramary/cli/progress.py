@@ -45,6 +45,9 @@ def progress_bar(
         task = progress.add_task(description, total=None)
 
         def advance(done_bytes: int, total_bytes: int) -> None:
+            if done_bytes < progress.tasks[0].completed:
+                # Another pass over the rows: with a rate and a time left of its own.
+                progress.reset(task)
             progress.update(task, completed=done_bytes, total=total_bytes)
 
         yield advance
