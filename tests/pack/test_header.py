@@ -43,6 +43,13 @@ def with_metadata(change) -> bytes:
     return seal(bytes(data).ljust(HEADER.geometry.header_bytes - 8, b"\0"))
 
 
+def with_text(member: str | None, name: str, text: object):
+    """A header with this text in the metadata, or in a member of it."""
+    return lambda: with_metadata(
+        lambda m: (m[member] if member else m).update({name: text}) and None
+    )
+
+
 def with_field(offset: int, size: int, value: int) -> bytes:
     data = bytearray(HEADER.to_bytes()[:-8])
     data[offset : offset + size] = value.to_bytes(size, "little")
@@ -148,6 +155,23 @@ REFUSALS = [
     ("spec", lambda: with_metadata(lambda m: m["hash"].update(ngram_size=9)), PackError, "ngram"),
     ("writer", lambda: with_metadata(lambda m: m.update(writer=3)), PackError, "writer"),
     ("source", lambda: with_metadata(lambda m: m["source"].update(codec="x")), PackError, "codec"),
+    *(
+        (f"identity {text!r}", with_text("source", "model_id", text), PackError, "32 hexadecimal")
+        for text in (
+            "",
+            "\ud800" * 32,
+            "\x1b[31m",
+            "../" * 11,
+            "A" * 32,
+            "0" * 33,
+            "0" * 32 + "\n",
+            7,
+        )
+    ),
+    *(
+        (f"writer {text!r}", with_text(None, "writer", text), PackError, "printable")
+        for text in ("\ud800", "\x1b[31mred", "two\nlines", None)
+    ),
     ("seed", lambda: with_metadata(lambda m: m["hash"].update(seed=5)), HashMismatchError, "multi"),
     (
         "sizes",

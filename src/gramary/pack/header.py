@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import struct
 from typing import Any
 
@@ -32,6 +33,7 @@ _FIXED_NAMES = (
     "rows_per_block",
     "metadata_bytes",
 )
+_MODEL_ID = re.compile("[0-9a-f]{32}")
 _DERIVED_CONSTANTS = ("multipliers", "sizes", "offsets")
 
 
@@ -201,8 +203,7 @@ def _parse_metadata(metadata: bytes) -> PackHeader:
     _check_members("metadata", members, ("codec", "hash", "source", "writer"))
     codec = _check_members("codec", members["codec"], ("name", "row_dim", "scale"))
     source = _check_members("source", members["source"], ("codec", "model_id", "scale"))
-    if not isinstance(members["writer"], str) or not isinstance(source["model_id"], str):
-        raise PackError("its metadata is wrong: writer and source.model_id must be text")
+    _check_text(members["writer"], source["model_id"])
     spec = _parse_spec(members["hash"])
     try:
         # Codec checks what it is given; the source's codec has the same rules.
@@ -216,6 +217,17 @@ def _parse_metadata(metadata: bytes) -> PackHeader:
             f"{spec.row_dim}"
         )
     return header
+
+
+def _check_text(writer: Any, model_id: Any) -> None:
+    """Both are shown to people, and the identity goes into the names of files."""
+    if not isinstance(writer, str) or not writer.isprintable():
+        raise PackError(f"its metadata is wrong: writer must be printable text, got {show(writer)}")
+    if not isinstance(model_id, str) or not _MODEL_ID.fullmatch(model_id):
+        raise PackError(
+            f"its metadata is wrong: source.model_id must be 32 hexadecimal digits, got "
+            f"{show(model_id)}"
+        )
 
 
 def _parse_spec(members: Any) -> HashSpec:
