@@ -124,6 +124,7 @@ def _stream(
             reader.read(row, rows)
             guest.let_go()
             yield row, rows
+        reader.check_unchanged()
 
 
 def check_row_range(layout: RowLayout, first_row: int, num_rows: int) -> None:
@@ -177,6 +178,15 @@ class RowReader(Closing):
             for part in run.parts:
                 last = part.byte_of(end - 1) + part.width
                 yield Span(self._open(part.file), part.byte_of(begin), last)
+
+    def check_unchanged(self) -> None:
+        """Raises RowReadError (ESTALE) where a file was written to since it was described.
+
+        What was read before would be rows of two tables. Blocks with checksums are either right or
+        refused by themselves.
+        """
+        for file in () if self._layout.block_checksums else self._descriptors:
+            self._check_described(file)
 
     def close(self) -> None:
         """Ends the threads and closes the files."""
@@ -277,14 +287,19 @@ class RowReader(Closing):
             except OSError as error:
                 raise self._error(file, 0, error.errno or errno.EIO) from error
             self._descriptors[file] = descriptor
-            if RowFile.from_stat(described.path, os.fstat(descriptor)) != described:
-                raise RowReadError(
-                    "the file changed since the table was found in it; open the table again",
-                    file=described.path,
-                    offset=0,
-                    errno=errno.ESTALE,
-                )
+            self._check_described(file)
         return self._descriptors[file]
+
+    def _check_described(self, file: int) -> None:
+        described = self._layout.files[file]
+        found = RowFile.from_stat(described.path, os.fstat(self._descriptors[file]))
+        if found != described:
+            raise RowReadError(
+                "the file changed since the table was found in it; open the table again",
+                file=described.path,
+                offset=0,
+                errno=errno.ESTALE,
+            )
 
     def _error(self, file: int, offset: int, code: int) -> RowReadError:
         path = self._layout.files[file].path

@@ -15,7 +15,7 @@ from pack.conftest import CODECS, write_source
 
 from gramary.codecs import decode_rows_ref, encode_rows
 from gramary.errors import ArgumentError, ChecksumError, PackError
-from gramary.pack import build_pack, building, open_pack, verify_pack
+from gramary.pack import build_pack, open_pack, recoding, verify_pack
 from gramary.pack.opening import read_header
 from gramary.page_cache import Span, resident_pages
 from gramary.row_stream import read_rows, stream_rows
@@ -96,6 +96,7 @@ def test_a_value_that_is_not_finite_cannot_be_scaled(make_source, tmp_path) -> N
     source = write_source(tmp_path / "nan", source.spec, rows, source.codec)
     with pytest.raises(ArgumentError, match=r"row 77 .*not finite"):
         build_pack(source, tmp_path / "table.pack", codec="fp8")
+    assert list(tmp_path.glob("table.pack*")) == [], "what was not begun leaves nothing"
     build_pack(source, tmp_path / "kept.pack")
     assert torch.equal(rows_of(open_pack(tmp_path / "kept.pack")), rows)
 
@@ -217,16 +218,18 @@ def run_and_kill(action: Callable[[], object], delay_s: float) -> None:
 
 @pytest.mark.behaviour(29)
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_kill_minus_nine_at_random_points(make_source, tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("codec", ["keep", "fp8", "nvfp4", "bf16"])
+def test_kill_minus_nine_at_random_points(make_source, tmp_path, monkeypatch, codec) -> None:
     """Behaviour 29: whatever a killed process leaves, the next build gives the right file."""
-    monkeypatch.setattr(building, "CHUNK_BYTES", 1 << 16)
-    source, _ = make_source("fp8", row_dim=160, base=3000)
+    # Many chunks, so that there is something between them to be killed at.
+    monkeypatch.setattr(recoding, "CHUNK_BYTES", 1 << 16)
+    source, _ = make_source("fp32" if codec == "fp8" else "fp8", row_dim=160, base=3000)
     reference = tmp_path / "reference.pack"
-    build_pack(source, reference)
+    build_pack(source, reference, codec=codec)
     path = tmp_path / "table.pack"
 
     def build_and_remove() -> None:
-        build_pack(source, path)
+        build_pack(source, path, codec=codec)
         path.unlink()
 
     outcomes = set()
@@ -234,7 +237,7 @@ def test_kill_minus_nine_at_random_points(make_source, tmp_path, monkeypatch) ->
         run_and_kill(build_and_remove, 0.003 + 0.0017 * i)
         if path.exists():
             assert path.read_bytes() == reference.read_bytes(), "what has the name is complete"
-        outcomes.add(build_pack(source, path).outcome)
+        outcomes.add(build_pack(source, path, codec=codec).outcome)
         assert path.read_bytes() == reference.read_bytes()
         path.unlink()
     assert "resumed" in outcomes
@@ -347,6 +350,13 @@ def test_building_leaves_the_page_cache_alone(make_source, tmp_path) -> None:
     assert resident_share(shards[0]) > 0.9
     assert all(resident_share(shard) < 0.1 for shard in shards[1:])
     assert resident_share(tmp_path / "table.pack") < 0.1
+    # So does checking it, and what a killed build left.
+    verify_pack(tmp_path / "table.pack", against=source)
+    os.rename(tmp_path / "table.pack", tmp_path / "other.pack.partial")
+    assert build_pack(source, tmp_path / "other.pack").outcome == "resumed"
+    assert resident_share(shards[0]) > 0.9
+    assert all(resident_share(shard) < 0.1 for shard in shards[1:])
+    assert resident_share(tmp_path / "other.pack") < 0.1
 
 
 @pytest.mark.behaviour(4)
@@ -370,18 +380,30 @@ def test_building_needs_less_memory_than_two_shards(
     shard_bytes = source.layout.runs[0].num_rows * source.layout.row_bytes
     assert shard_bytes > 15 << 20
     del rows
+    path = tmp_path / "table.pack"
+    assert peak_of(lambda: build_pack(source, path, codec=codec)) < 2 * shard_bytes
+    assert peak_of(lambda: verify_pack(path, against=source)) < 2 * shard_bytes
+    os.rename(path, f"{path}.partial")
+    assert peak_of(lambda: build_pack(source, path, codec=codec)) < 2 * shard_bytes, "resumed"
+
+
+def peak_of(action: Callable[[], object]) -> int:
+    """Most memory that an action takes, in a process that does nothing else."""
+    reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        status = 1
         try:
             torch.set_num_threads(1)
             Path("/proc/self/clear_refs").write_text("5")
             before = peak_bytes()
-            build_pack(source, tmp_path / "table.pack", codec=codec)
-            status = 0 if peak_bytes() - before < 2 * shard_bytes else 2
+            action()
+            os.write(writing, str(peak_bytes() - before).encode())
         finally:
-            os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writing)
+    with open(reading) as answer:
+        return int(answer.read())
 
 
 def peak_bytes() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import mmap
 import os
 from collections.abc import Iterator
@@ -12,13 +13,13 @@ from typing import Literal
 import torch
 
 from gramary.codecs import Codec
-from gramary.errors import HashMismatchError, PackError
+from gramary.errors import HashMismatchError, PackError, RowReadError
 from gramary.native.blocks import find_bad_block, pack_blocks
+from gramary.pack.block_reading import read_blocks
 from gramary.pack.header import PackHeader, SourceIdentity
 from gramary.pack.opening import open_file, read_header
 from gramary.pack.partial_file import PartialFile
 from gramary.pack.recoding import (
-    CHUNK_BYTES,
     Progress,
     Recoder,
     RecodingError,
@@ -67,17 +68,18 @@ def build_pack(
         codec: "keep", "bf16", "fp8" or "nvfp4"; other codecs than the source's are rounded to
             nearest even.
         progress: called with (done_bytes, total_bytes) of source rows; from 0 again after the
-            first pass that fp8 and nvfp4 need.
+            first pass that fp8 and nvfp4 need. Where a killed run is taken up, what it left is
+            checked first.
 
     Returns:
         What was done.
 
     Raises:
         PackError: another table's pack or another file has the name, another process is building
-            it, or there is no room (with the numbers).
+            it, there is no room (with the numbers), or the file cannot be written; what was
+            written stays for the next run to take up.
         ArgumentError: the codec is unknown or cannot hold the rows.
-        RowReadError: the source cannot be read.
-        OSError: the file cannot be written; what was written stays for the next run to take up.
+        RowReadError: the source cannot be read, or was written to meanwhile (ESTALE).
     """
     path = os.path.abspath(os.fspath(out_path))
     if os.path.lexists(path):
@@ -86,16 +88,22 @@ def build_pack(
     with PartialFile(path) as file:
         # Another builder may have finished while this one waited to open the file.
         if os.path.lexists(path):
-            os.unlink(file.path)
+            file.remove()
             return PackReport(path, "reused", _check_reusable(source, path, codec), 0, None)
         left = _find_left(file, source, codec)
         header = left or _describe(source, choose_codec(source, codec, progress))
-        first_row = _count_good_rows(file, header) if left else 0
+        first_row = _count_good_rows(file, header, source, progress) if left else 0
         if not left:
             file.reserve(header.geometry.file_bytes)
             _write_header(file, header)
         recoder = Recoder(source.codec, header.codec)
-        _write_rows(file, header, source, recoder, first_row, progress)
+        try:
+            _write_rows(file, header, source, recoder, first_row, progress)
+        except RowReadError as error:
+            if error.errno == errno.ESTALE:
+                # Some rows are of the old source.
+                file.remove()
+            raise
         file.publish(header.to_bytes())
     outcome: Literal["built", "resumed"] = "resumed" if left else "built"
     return PackReport(path, outcome, header, source.layout.num_rows - first_row, recoder.error)
@@ -130,6 +138,10 @@ def _check_reusable(source: TableSource, path: str, codec: str) -> PackHeader:
 
 def _find_left(file: PartialFile, source: TableSource, codec: str) -> PackHeader | None:
     """Returns the header of a killed run of the same build, or None."""
+    last_change = max(described.identity[2] for described in source.layout.files)
+    if last_change > os.fstat(file.descriptor).st_mtime_ns:
+        # Its rows may be those of an older source, whose identity does not tell them apart.
+        return None
     for partial in (True, False):
         try:
             header = read_header(file.descriptor, file.path, partial=partial)
@@ -139,19 +151,20 @@ def _find_left(file: PartialFile, source: TableSource, codec: str) -> PackHeader
     return None
 
 
-def _count_good_rows(file: PartialFile, header: PackHeader) -> int:
+def _count_good_rows(
+    file: PartialFile, header: PackHeader, source: TableSource, progress: Progress | None
+) -> int:
     """Returns how many rows, from the first on, are in blocks whose checksums are right."""
-    geometry, shape = header.geometry, header.block_shape
-    chunk_blocks = max(1, CHUNK_BYTES // geometry.block_bytes)
-    for block in range(0, geometry.num_blocks, chunk_blocks):
-        count = min(chunk_blocks, geometry.num_blocks - block)
-        offset = geometry.header_bytes + block * geometry.block_bytes
-        data = os.pread(file.descriptor, count * geometry.block_bytes, offset)
-        os.posix_fadvise(file.descriptor, offset, len(data), os.POSIX_FADV_DONTNEED)
-        blocks = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    geometry, shape, row_bytes = header.geometry, header.block_shape, source.layout.row_bytes
+    chunk_bytes = choose_chunk_rows(source, header.codec) * header.codec.row_bytes
+    for block, blocks in read_blocks(file.descriptor, file.path, geometry, chunk_bytes):
         bad = find_bad_block(shape, blocks, geometry.first_block + block)
         if bad is not None:
             return (block + bad) * geometry.rows_per_block
+        if progress is not None:
+            num_blocks = block + blocks.numel() // geometry.block_bytes
+            num_rows = min(num_blocks * geometry.rows_per_block, geometry.num_rows)
+            progress(num_rows * row_bytes, source.layout.nbytes)
     return geometry.num_rows
 
 

@@ -69,6 +69,10 @@ class PackGeometry:
         """Number of the first block with rows."""
         return self.header_bytes // self.block_bytes
 
+    def offset_of(self, block: int) -> int:
+        """Returns the byte at which a block starts, counted from 0 among those with rows."""
+        return self.header_bytes + block * self.block_bytes
+
     @property
     def file_bytes(self) -> int:
         """Exact size of the file."""

@@ -48,17 +48,21 @@ def open_file(path: str | os.PathLike[str]) -> Iterator[int]:
     """Opens a file for reading as long as the context lasts, and gives its descriptor.
 
     Raises:
-        PackError: it cannot be opened, or reading it failed in the context.
+        PackError: it cannot be opened.
     """
     try:
         # O_NONBLOCK: a named pipe is refused, not waited for.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
     except OSError as error:
-        raise PackError(f"{os.fspath(path)}: cannot be read: {error.strerror}") from error
+        raise _unreadable(path, error) from error
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _unreadable(path: str | os.PathLike[str], error: OSError) -> PackError:
+    return PackError(f"{os.fspath(path)}: cannot be read: {error.strerror} (errno {error.errno})")
 
 
 def read_header(
@@ -76,13 +80,15 @@ def read_header(
     """
     facts = os.fstat(descriptor)
     if not stat.S_ISREG(facts.st_mode):
-        raise PackError(f"{os.fspath(path)}: expected a regular file")
+        raise PackError(f"{os.fspath(path)}: expected a regular file; give the name of a pack")
     try:
         fixed = os.pread(descriptor, FIXED_HEADER_BYTES, 0)
         num_bytes = read_header_bytes(fixed, facts.st_size, partial=partial)
         header = parse_header(_read_fully(descriptor, num_bytes))
     except (PackError, HashMismatchError) as error:
         raise type(error)(f"{os.fspath(path)}: {error}") from None
+    except OSError as error:
+        raise _unreadable(path, error) from error
     expected = header.geometry.file_bytes
     if facts.st_size != expected:
         problem = "is truncated" if facts.st_size < expected else "has bytes after its end"

@@ -7,10 +7,12 @@ import errno
 import fcntl
 import os
 import stat
+from collections.abc import Iterator
 from typing import Self
 
 from gramary.errors import PackError
 from gramary.lifetime import Closing
+from gramary.pack.header import MAGIC, PARTIAL_MAGIC
 
 SUFFIX = ".partial"
 
@@ -26,7 +28,8 @@ class PartialFile(Closing):
         out_path: the name that `publish` gives the file.
 
     Raises:
-        PackError: another process is building it, or something that is no regular file is there.
+        PackError: another process is building it, something that is no part of a pack is there, or
+            the file cannot be made or written to; what was written stays.
     """
 
     def __init__(self, out_path: str) -> None:
@@ -43,6 +46,11 @@ class PartialFile(Closing):
 
     def close(self) -> None:
         """Closes the file and gives up its lock; more calls do nothing."""
+        if self.descriptor < 0:
+            return
+        if not self.num_bytes and _names_same_file(self.path, self.descriptor):
+            # Nothing was begun.
+            self.remove()
         for descriptor in (self._direct, self.descriptor):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -63,29 +71,38 @@ class PartialFile(Closing):
             os.ftruncate(self.descriptor, num_bytes)
             os.posix_fallocate(self.descriptor, 0, num_bytes)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
-                raise
-            os.unlink(self.path)
-            raise PackError(self._describe_shortage(num_bytes, error)) from error
+            self.remove()
+            raise PackError(
+                f"{self.out_path}: cannot reserve {num_bytes} bytes for the pack: "
+                f"{self._describe(error)}; make room, or choose another folder"
+            ) from error
+
+    def remove(self) -> None:
+        """Removes the file: nobody shall go on with it."""
+        os.unlink(self.path)
 
     def write(self, offset: int, data: memoryview) -> None:
         """Writes all of `data`, which lies on a page boundary and is whole blocks long."""
         while data:
-            try:
-                target = self._direct if self._direct >= 0 else self.descriptor
-                num_written = os.pwrite(target, data, offset)
-            except OSError as error:
-                if error.errno == errno.EINVAL and self._direct >= 0:
-                    os.close(self._direct)
-                    self._direct = -1
-                    continue
-                raise
-            if self._direct < 0:
-                # What went through the page cache is written back and let go of.
-                os.fdatasync(self.descriptor)
-                os.posix_fadvise(self.descriptor, offset, num_written, os.POSIX_FADV_DONTNEED)
+            with self._telling(offset):
+                num_written = self._write_some(offset, data)
             offset += num_written
             data = data[num_written:]
+
+    def _write_some(self, offset: int, data: memoryview) -> int:
+        if self._direct >= 0:
+            try:
+                return os.pwrite(self._direct, data, offset)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+            os.close(self._direct)
+            self._direct = -1
+        num_written = os.pwrite(self.descriptor, data, offset)
+        # What went through the page cache is written back and let go of.
+        os.fdatasync(self.descriptor)
+        os.posix_fadvise(self.descriptor, offset, num_written, os.POSIX_FADV_DONTNEED)
+        return num_written
 
     def publish(self, header: bytes) -> None:
         """Writes the final header and gives the file its name; after a crash it is all or nothing.
@@ -93,24 +110,49 @@ class PartialFile(Closing):
         Args:
             header: the file's first bytes from now on.
         """
-        os.fsync(self.descriptor)
-        os.pwrite(self.descriptor, header, 0)
-        os.fsync(self.descriptor)
-        os.rename(self.path, self.out_path)
-        sync_folder(self.out_path)
+        with self._telling(0):
+            os.fsync(self.descriptor)
+            os.pwrite(self.descriptor, header, 0)
+            os.fsync(self.descriptor)
+            if os.path.lexists(self.out_path):
+                raise PackError(
+                    f"{self.out_path}: something took this name while the pack was built; move it "
+                    f"away and build again: {self.path} is complete"
+                )
+            os.rename(self.path, self.out_path)
+            sync_folder(self.out_path)
+
+    def _open(self) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        try:
+            return os.open(self.path, flags, 0o644)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise self._in_the_way() from error
+            raise PackError(
+                f"{self.path}: cannot be made: {error.strerror} (errno {error.errno}); choose a "
+                f"folder that is there and may be written to"
+            ) from error
+
+    def _in_the_way(self) -> PackError:
+        return PackError(
+            f"{self.path}: expected a regular file with a part of a pack, or nothing; remove it, "
+            f"or choose another name for the pack"
+        )
+
+    def _is_part_of_pack(self, descriptor: int) -> bool:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return False
+        # Nothing, or room for a header that was not written yet.
+        magic = os.pread(descriptor, len(MAGIC), 0).rstrip(b"\0")
+        return MAGIC.startswith(magic) or PARTIAL_MAGIC.startswith(magic)
 
     def _open_locked(self) -> int:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         while True:
+            descriptor = self._open()
             try:
-                descriptor = os.open(self.path, flags, 0o644)
-            except OSError as error:
-                if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-                    raise PackError(f"{self.path}: expected a regular file or nothing") from error
-                raise
-            try:
-                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise PackError(f"{self.path}: expected a regular file or nothing")
+                if not self._is_part_of_pack(descriptor):
+                    raise self._in_the_way()
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # Between opening and locking, another builder may have published this very file.
                 if _names_same_file(self.path, descriptor):
@@ -125,14 +167,21 @@ class PartialFile(Closing):
                 raise
             os.close(descriptor)
 
-    def _describe_shortage(self, num_bytes: int, error: OSError) -> str:
-        facts = os.statvfs(os.path.dirname(self.path) or ".")
+    @contextlib.contextmanager
+    def _telling(self, offset: int) -> Iterator[None]:
+        """Makes a system's error in the block one that says where, and what next."""
+        try:
+            yield
+        except OSError as error:
+            raise PackError(
+                f"{self.path}: cannot be written at byte {offset}: {self._describe(error)}; what "
+                f"was written stays: mend that, and build again to go on"
+            ) from error
+
+    def _describe(self, error: OSError) -> str:
+        facts = os.fstatvfs(self.descriptor)
         free_bytes = facts.f_bavail * facts.f_frsize
-        return (
-            f"{self.out_path}: cannot reserve {num_bytes} bytes for the pack: {error.strerror} "
-            f"(errno {error.errno}); {free_bytes} bytes are free there; make room, or choose "
-            f"another folder"
-        )
+        return f"{error.strerror} (errno {error.errno}); {free_bytes} bytes are free there"
 
 
 def sync_folder(path: str) -> None:

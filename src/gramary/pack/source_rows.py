@@ -108,6 +108,7 @@ def stream_source(
             if index + 1 < len(starts):
                 pending.append(executor.submit(read, index + 1))
             yield start, rows
+        reader.check_unchanged()
 
 
 def _is_mostly_cached(descriptor: int, offset: int, num_bytes: int) -> bool:

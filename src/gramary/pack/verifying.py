@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 
-import torch
-
 from gramary.errors import ArgumentError, ChecksumError, PackError
 from gramary.native.blocks import find_bad_block
+from gramary.pack.block_reading import read_blocks
 from gramary.pack.header import PackHeader
 from gramary.pack.opening import lay_out, open_file, read_header
 from gramary.pack.recoding import (
@@ -18,7 +17,7 @@ from gramary.pack.recoding import (
     choose_chunk_rows,
 )
 from gramary.row_layout import RowFile, TableSource
-from gramary.row_stream import RowReader, stream_rows
+from gramary.row_stream import stream_rows
 
 CHUNK_BYTES = 16 << 20
 
@@ -58,7 +57,7 @@ def verify_pack(
         ChecksumError: a block was altered; the message names it and its rows.
         PackError: as `open_pack`, or a row differs from the source's; the message names the first.
         ArgumentError: `against` is another table than the pack was made from.
-        RowReadError: the source cannot be read.
+        RowReadError: the pack or the source cannot be read.
     """
     name = os.fspath(path)
     with open_file(name) as descriptor:
@@ -90,53 +89,37 @@ def _check_blocks(
     descriptor: int, name: str, header: PackHeader, progress: Progress | None
 ) -> None:
     geometry, shape = header.geometry, header.block_shape
-    chunk_blocks = max(1, CHUNK_BYTES // geometry.block_bytes)
-    buffer = torch.empty(chunk_blocks * geometry.block_bytes, dtype=torch.uint8, device="cpu")
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-    for block in range(0, geometry.num_blocks, chunk_blocks):
-        count = min(chunk_blocks, geometry.num_blocks - block)
-        blocks = buffer[: count * geometry.block_bytes]
-        offset = geometry.header_bytes + block * geometry.block_bytes
-        _read_exactly(descriptor, name, offset, blocks)
+    for block, blocks in read_blocks(descriptor, name, geometry, CHUNK_BYTES):
         bad = find_bad_block(shape, blocks, geometry.first_block + block)
         if bad is not None:
             first_row = (block + bad) * geometry.rows_per_block
             last_row = min(first_row + geometry.rows_per_block, geometry.num_rows) - 1
             raise ChecksumError(
-                f"{name}: the block at byte {offset + bad * geometry.block_bytes} (rows "
-                f"{first_row} to {last_row}) was altered; build the pack again"
+                f"{name}: the block at byte {geometry.offset_of(block + bad)} (rows {first_row} to "
+                f"{last_row}) was altered; build the pack again"
             )
         if progress is not None:
-            progress(offset + blocks.numel(), geometry.file_bytes)
-
-
-def _read_exactly(descriptor: int, name: str, offset: int, out: torch.Tensor) -> None:
-    room = out.numpy().data
-    while room:
-        num_bytes = os.preadv(descriptor, [room], offset)
-        if not num_bytes:
-            raise PackError(f"{name}: the pack was truncated to {offset} bytes while it was read")
-        room, offset = room[num_bytes:], offset + num_bytes
+            progress(geometry.offset_of(block) + blocks.numel(), geometry.file_bytes)
 
 
 def _compare_rows(
     header: PackHeader, file: RowFile, source: TableSource, progress: Progress | None
 ) -> RecodingError | None:
     recoder = Recoder(source.codec, header.codec)
-    layout = source.layout
-    chunk_bytes = choose_chunk_rows(source, header.codec) * layout.row_bytes
-    with RowReader(lay_out(header, file)) as reader:
-        for row, rows in stream_rows(layout, 0, layout.num_rows, chunk_bytes=chunk_bytes):
-            expected = recoder.recode(rows)
-            found = torch.empty_like(expected)
-            reader.read(row, found)
-            differs = (expected != found).any(1)
-            if bool(differs.any()):
-                first = row + int(differs.nonzero()[0])
-                raise PackError(
-                    f"{file.path}: row {first} is not the one that {source.path} holds; build the "
-                    f"pack again"
-                )
-            if progress is not None:
-                progress((row + len(rows)) * layout.row_bytes, layout.nbytes)
+    chunk_rows = choose_chunk_rows(source, header.codec)
+    # Both are read as a guest of the page cache.
+    chunks, packed = (
+        stream_rows(layout, 0, layout.num_rows, chunk_bytes=chunk_rows * layout.row_bytes)
+        for layout in (source.layout, lay_out(header, file))
+    )
+    for (row, rows), (_, found) in zip(chunks, packed, strict=True):
+        differs = (recoder.recode(rows) != found).any(1)
+        if bool(differs.any()):
+            first = row + int(differs.nonzero()[0])
+            raise PackError(
+                f"{file.path}: row {first} is not the one that {source.path} holds; build the "
+                f"pack again"
+            )
+        if progress is not None:
+            progress((row + len(rows)) * source.layout.row_bytes, source.layout.nbytes)
     return recoder.error
