@@ -47,7 +47,7 @@ void FileWatch::look() noexcept {
     for (std::int64_t file = 0; file < files_.size(); ++file) {
         const FileIdentity& opened = files_.identity(file);
         const Difference difference = compare(opened, files_.buffered_fd(file));
-        const bool was_written_to = difference.in_time && !difference.in_size && !ignores_times_;
+        const bool was_written_to = difference.in_time && !ignores_times_;
         const bool is_changed = difference.in_identity || was_written_to;
         changed_[static_cast<std::size_t>(file)].store(is_changed, std::memory_order_relaxed);
         has_any |= is_changed;

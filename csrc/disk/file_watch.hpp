@@ -13,8 +13,9 @@ namespace gramary {
 // The descriptors would go on giving rows of the old file, or a mixture. Looking costs a stat for
 // each file, so it is done at most once in kLookEveryNs, by whichever read comes first after that;
 // what was seen then holds until the next look. A name that is gone is no reason to stop: the open
-// file has not changed. A file that became shorter is left to the read that misses its bytes, and
-// with `ignores_times` (blocks have checksums) so is one that was written to. Any thread may call.
+// file has not changed. A file that was written to tells nothing about what its bytes are now,
+// whatever its size; with `ignores_times` (blocks have checksums) that is left to the read that
+// meets them, and so is a size that changed before the next look. Any thread may call.
 class FileWatch {
  public:
     static constexpr std::int64_t kLookEveryNs = 1'000'000'000;

@@ -54,8 +54,11 @@ def test_a_file_that_shrinks_fails_its_requests_by_name(
         sizes = {file: os.path.getsize(file) for file in files}
         batch = random_batch(table, 1, prefill=prefill)
         contents = {file: Path(file).read_bytes() for file in files}
+        times = {file: os.stat(file).st_mtime_ns for file in files}
         for file in files:
             os.truncate(file, 100)
+            # As before the next look, when a file that was written to is refused altogether.
+            os.utime(file, ns=(times[file],) * 2)
         out = torch.zeros(40, table.spec.embed_dim, dtype=torch.float32)
         ticket = connector.request(batch)
         with pytest.raises(RowFetchError, match="at byte") as caught:
@@ -66,5 +69,6 @@ def test_a_file_that_shrinks_fails_its_requests_by_name(
         for file in files:
             with open(file, "r+b") as opened:
                 opened.write(contents[file])
+            os.utime(file, ns=(times[file],) * 2)
         rows = connector.wait(connector.request(batch), dtype=torch.float32)
         assert torch.equal(rows, expected_rows(resident, batch, torch.float32))

@@ -64,6 +64,9 @@ def test_shrunk_file_fails_that_request_alone(tmp_path) -> None:
     tier = DiskTier(layout, 0, 1000)
     whole = Path(layout.files[0].path).read_bytes()
     os.truncate(layout.files[0].path, 500 * 160 + 10)
+    # As if nothing had been: a file that was written to is refused once that is noticed.
+    times = layout.files[0].identity[2]
+    os.utime(layout.files[0].path, ns=(times, times))
     with pytest.raises(RowReadError, match=r"short read") as caught:
         gather(tier, torch.tensor([3, 500]))
     assert caught.value.file == layout.files[0].path
@@ -73,8 +76,6 @@ def test_shrunk_file_fails_that_request_alone(tmp_path) -> None:
     assert torch.equal(gather(tier, kept), rows[kept])
     with open(layout.files[0].path, "r+b") as file:
         file.write(whole)
-    # As if nothing had been: a file that was written to is refused once that is noticed.
-    times = layout.files[0].identity[2]
     os.utime(layout.files[0].path, ns=(times, times))
     everything = torch.arange(1000)
     assert torch.equal(gather(tier, everything), rows)

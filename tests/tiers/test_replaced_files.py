@@ -19,6 +19,7 @@ from gramary.tiers.disk import DiskTier
 
 # A little more than the time between two looks.
 LOOK_S = 1.1
+READERS = ("io_uring", "pread", "mmap")
 
 
 def replace_by_rename(path: Path) -> None:
@@ -30,6 +31,20 @@ def replace_by_rename(path: Path) -> None:
 def rewrite_in_place(path: Path) -> None:
     with open(path, "r+b") as file:
         file.write(bytes(path.stat().st_size))
+
+
+def rewrite_longer(path: Path) -> None:
+    """As `cp` does with another model's file."""
+    path.write_bytes(bytes(path.stat().st_size + 4096))
+
+
+def rewrite_shorter(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size - 4096))
+
+
+def append(path: Path) -> None:
+    with open(path, "ab") as file:
+        file.write(b"x")
 
 
 def point_link_elsewhere(path: Path) -> None:
@@ -46,11 +61,20 @@ def open_two_files(folder: Path, reader: str = "auto") -> tuple[RowLayout, torch
     return layout, rows, DiskTier(layout, 0, len(rows), Settings(disk_reader=reader))
 
 
+# By every reader, and in every way: each takes a second.
+CHANGES = [
+    *((change, reader) for change in (replace_by_rename, rewrite_in_place) for reader in READERS),
+    (point_link_elsewhere, "pread"),
+    (rewrite_longer, "io_uring"),
+    (rewrite_shorter, "io_uring"),
+    (append, "mmap"),
+]
+
+
 @pytest.mark.behaviour(32)
-@pytest.mark.parametrize("change", [replace_by_rename, rewrite_in_place, point_link_elsewhere])
-@pytest.mark.parametrize("reader", ["io_uring", "pread", "mmap"])
+@pytest.mark.parametrize(("change", "reader"), CHANGES)
 def test_requests_for_its_rows_fail_and_others_do_not(
-    tmp_path, reader: str, change: Callable[[Path], None]
+    tmp_path, change: Callable[[Path], None], reader: str
 ) -> None:
     """Behaviour 32: an error with file and errno for that request alone, small or large."""
     layout, rows, tier = open_two_files(tmp_path, reader)
