@@ -8,7 +8,7 @@ import torch
 from table_stage import encoded_table, small_spec, write_table_folder
 
 from gramary import Table
-from gramary.errors import DependencyError
+from gramary.errors import DependencyError, RowIdError
 from gramary.metrics import TableCollector
 
 SPEC = small_spec()
@@ -83,6 +83,28 @@ def test_prometheus_exposition(folder) -> None:
         text = prometheus_client.generate_latest(registry).decode()
     assert "# TYPE gramary_disk_read_bytes_total counter" in text
     assert text.count("# HELP") >= 17
+
+
+def test_a_scrape_leaves_errors_to_the_tables_users(folder, monkeypatch) -> None:
+    """A wrong id that a GPU met is raised by the engine's next call, not by a scrape before it."""
+    prometheus_client = pytest.importorskip("prometheus_client")
+    parser = pytest.importorskip("prometheus_client.parser")
+    registry = prometheus_client.CollectorRegistry()
+    with Table.open(folder, placement="disk") as table:
+        registry.register(TableCollector({"a": table}))
+        table.lookup(torch.arange(3))
+
+        def fail() -> None:
+            raise RowIdError("scripted")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(table._reader, "check", fail)
+            text = prometheus_client.generate_latest(registry).decode()
+            with pytest.raises(RowIdError):
+                table.stats()
+    samples = [s for f in parser.text_string_to_metric_families(text) for s in f.samples]
+    assert {s.name: s.value for s in samples}["gramary_disk_rows_total"] == 3
+    assert len({(s.name, *sorted(s.labels.items())) for s in samples}) == len(samples)
 
 
 def test_a_missing_package_is_named(monkeypatch) -> None:

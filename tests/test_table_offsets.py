@@ -11,7 +11,10 @@ from table_stage import encoded_table, same_bits, small_spec, write_table_folder
 
 from gramary import Table
 from gramary.codecs import Codec
+from gramary.errors import ChecksumError
 from gramary.hashing import HashSpec
+from gramary.native.blocks import pack_blocks
+from gramary.pack import PackHeader, SourceIdentity
 from gramary.settings import Settings
 
 # 320 bytes and 160 elements a row: 2^32 elements end in row 26,843,545.
@@ -74,6 +77,41 @@ def test_disk_rows_beyond_the_borders(tmp_path: Path) -> None:
         assert table.spec == SPEC
         rows = table.lookup(ROW_IDS, dtype=torch.uint8)
         assert same_bits(rows, encoded_rows(ROW_IDS))
+
+
+@pytest.mark.behaviour(27)
+@pytest.mark.parametrize("reader", ["io_uring", "pread", "mmap"])
+def test_pack_rows_beyond_the_borders(tmp_path: Path, reader: str) -> None:
+    """Behaviour 27: the same for blocks of a pack, each checked by the number that it has there."""
+    path, row_ids = write_sparse_pack(tmp_path / "table.pack")
+    settings = Settings(disk_reader=reader)
+    with Table.open(path, placement="disk", settings=settings) as table:
+        assert table.spec == SPEC
+        for asked in (row_ids, row_ids.repeat(100)):
+            rows = table.lookup(asked, dtype=torch.uint8)
+            assert same_bits(rows, encoded_rows(asked))
+        # A block that was never written is none of this table's.
+        with pytest.raises(ChecksumError, match="was altered"):
+            table.lookup(torch.tensor([SPEC.num_rows // 3]))
+
+
+def write_sparse_pack(path: Path) -> tuple[Path, torch.Tensor]:
+    """Writes a pack that holds only the blocks of the rows at the borders; returns their rows."""
+    header = PackHeader(SPEC, CODEC, SourceIdentity("0" * 32, "bf16", None), "a test")
+    geometry, shape = header.geometry, header.block_shape
+    assert geometry.file_bytes > 2**32
+    written = []
+    with open(path, "wb") as file:
+        file.write(header.to_bytes())
+        file.truncate(geometry.file_bytes)
+        for block in {row // geometry.rows_per_block for row in ROW_IDS.tolist()}:
+            first_row = block * geometry.rows_per_block
+            end_row = min(first_row + geometry.rows_per_block, geometry.num_rows)
+            written.append(torch.arange(first_row, end_row))
+            data = torch.empty(geometry.block_bytes, dtype=torch.uint8)
+            pack_blocks(shape, encoded_rows(written[-1]), geometry.first_block + block, data)
+            os.pwrite(file.fileno(), data.numpy().tobytes(), geometry.offset_of(block))
+    return path, torch.cat(written)
 
 
 def write_sparse_folder(path: Path) -> Path:

@@ -28,8 +28,18 @@ from table_stage import (
 
 from gramary import Table
 from gramary.codecs import Codec
-from gramary.errors import ArgumentError, CapacityError, GramaryError, LoadError, RowReadError
+from gramary.errors import (
+    ArgumentError,
+    CapacityError,
+    ChecksumError,
+    GramaryError,
+    LoadError,
+    PackError,
+    RowReadError,
+)
+from gramary.pack import build_pack
 from gramary.settings import Settings
+from gramary.source import open_source
 
 SPEC = small_spec()
 
@@ -132,13 +142,25 @@ def test_a_hundred_opens_leave_nothing(folders: dict[str, Folder], tmp_path: Pat
             len(os.listdir("/proc/self/task")),
         )
 
-    Table.open(path, placement="host=9000,disk").close()
+    pack = tmp_path / "table.pack"
+    build_pack(open_source(path), pack)
+    cut = tmp_path / "cut.pack"
+    cut.write_bytes(pack.read_bytes()[:-1])
+    spoilt = tmp_path / "spoilt.pack"
+    spoilt.write_bytes(pack.read_bytes()[:-1] + b"?")
+    for model in (path, pack):
+        Table.open(model, placement="host=9000,disk").close()
     before = held()
     for turn in range(100):
-        with Table.open(path, placement="host=9000,disk") as table:
-            table.lookup(torch.tensor([0, SPEC.num_rows - 1]))
+        for model in (path, pack):
+            with Table.open(model, placement="host=9000,disk") as table:
+                table.lookup(torch.tensor([0, SPEC.num_rows - 1]))
         if turn % 5:
             continue
+        with pytest.raises(PackError, match="truncated"):
+            Table.open(cut, placement="host")
+        with pytest.raises(ChecksumError, match="was altered"):
+            Table.open(spoilt, placement="host")
         with pytest.raises(GramaryError):
             Table.open(broken, placement="host")
         with pytest.raises(CapacityError):

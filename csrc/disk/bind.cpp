@@ -88,7 +88,8 @@ void open_reader(BoundReader* self, std::vector<std::string> paths, std::uintptr
     }
 }
 
-void read_rows(BoundReader& self, std::uintptr_t row_ids, std::int64_t count, std::uintptr_t out) {
+void read_rows(BoundReader& self, std::uintptr_t row_ids, std::int64_t count, std::uintptr_t out,
+               std::uintptr_t places) {
     const auto* ids = reinterpret_cast<const std::int64_t*>(row_ids);
     const std::int64_t* const foreign = std::find_if(ids, ids + count, [&](std::int64_t id) {
         return id < 0 || id >= self.reader->map().num_rows();
@@ -103,7 +104,9 @@ void read_rows(BoundReader& self, std::uintptr_t row_ids, std::int64_t count, st
     {
         nb::gil_scoped_release released;
         failure = self.reader->read({ids, static_cast<std::size_t>(count)},
-                                    reinterpret_cast<std::uint8_t*>(out));
+                                    reinterpret_cast<std::uint8_t*>(out),
+                                    {reinterpret_cast<const std::int64_t*>(places),
+                                     static_cast<std::size_t>(places == 0 ? 0 : count)});
     }
     if (!failure) return;
     const std::string& path = self.paths[static_cast<std::size_t>(file_of(failure->address))];
@@ -195,7 +198,9 @@ void bind_disk(nb::module_& m) {
         nb::call_guard<nb::gil_scoped_release>());
     nb::class_<BoundReader>(m, "DiskReader")
         .def("__init__", &open_reader)
-        .def("read", &read_rows)
+        // Row i goes to row i, or to row places[i] where `places` is not 0.
+        .def("read", &read_rows, nb::arg("row_ids"), nb::arg("count"), nb::arg("out"),
+             nb::arg("places") = 0)
         .def("stats", &stats_of)
         // For the row service, which reads without Python; the reader must outlive it.
         .def("address",

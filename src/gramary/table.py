@@ -317,10 +317,16 @@ class Table(Closing):
         """The tiers that hold this rank's rows; none before storage is taken."""
         return tuple(self._store.tiers)
 
-    def stats(self) -> TableStats:
-        """Returns a snapshot of counters; on CUDA it first raises what `check` would."""
+    def stats(self, *, check: bool = True) -> TableStats:
+        """Returns a snapshot of counters.
+
+        Args:
+            check: whether first to raise what `check` would. Whoever only watches the table leaves
+                that to its users.
+        """
         with self._life.using():
-            self._reader.check()
+            if check:
+                self._reader.check()
             tiers = tuple(
                 TierStats(tier.name, tier.num_rows, tier.nbytes, tier.stats())
                 for tier in self._store.tiers

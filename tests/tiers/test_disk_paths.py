@@ -9,6 +9,7 @@ import pytest
 import torch
 from tiers.disk_stage import gather, make_rows, write_layout
 
+from gramary.page_cache import Span, resident_pages
 from gramary.row_layout import RowFile, RowLayout, RowPart, RowRun
 from gramary.settings import Settings
 from gramary.tiers.disk import DiskTier
@@ -261,31 +262,64 @@ def test_signals_interrupt_nothing(table, reader) -> None:
     tier.close()
 
 
-def file_resident_bytes() -> int:
+def resident_bytes(kind: str) -> int:
+    """Resident memory of this process: "RssFile" or "RssAnon"."""
     with open("/proc/self/status") as status:
-        line = next(line for line in status if line.startswith("RssFile:"))
+        line = next(line for line in status if line.startswith(f"{kind}:"))
     return int(line.split()[1]) * 1024
 
 
-@pytest.mark.behaviour(15)
-def test_mapped_rows_stay_under_their_budget_over_a_million_rows(tmp_path) -> None:
-    """Behaviour 15: resident file pages never pass the budget by more than the work under way."""
+def file_resident_bytes() -> int:
+    return resident_bytes("RssFile")
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> RowLayout:
+    """Two million rows of 160 bytes (320 MB) in one file."""
     num_rows = 2_000_000
-    path = tmp_path / "rows.bin"
+    path = tmp_path_factory.mktemp("large") / "rows.bin"
     with open(path, "wb") as file:
         for _ in range(32):
             file.write(os.urandom(1) * (num_rows // 32 * 160))
     part = RowPart(0, 0, 160, 0, num_rows, num_rows * 160, 160)
-    layout = RowLayout((RowFile.from_path(path),), 160, (RowRun(0, num_rows, (part,)),))
+    return RowLayout((RowFile.from_path(path),), 160, (RowRun(0, num_rows, (part,)),))
+
+
+@pytest.mark.behaviour(15)
+def test_mapped_rows_stay_under_their_budget_over_a_million_rows(large) -> None:
+    """Behaviour 15: resident file pages never pass the budget by more than the work under way."""
     budget_mib = 32
     settings = Settings(disk_reader="mmap", mmap_budget_mib=budget_mib)
-    tier = DiskTier(layout, 0, num_rows, settings)
+    tier = DiskTier(large, 0, large.num_rows, settings)
     before = file_resident_bytes()
     most = 0
     out = torch.empty(10_000, 160, dtype=torch.uint8)
     for _ in range(100):
-        tier.gather(torch.randint(0, num_rows, (10_000,)), out)
+        tier.gather(torch.randint(0, large.num_rows, (10_000,)), out)
         most = max(most, file_resident_bytes() - before)
     assert most <= (budget_mib + 16) << 20
     tier.close()
     assert file_resident_bytes() - before < 1 << 20
+
+
+@pytest.mark.behaviour(15)
+@pytest.mark.parametrize("reader", ["io_uring", "pread"])
+def test_rows_that_are_read_take_no_memory_but_the_page_cache(large, reader) -> None:
+    """Behaviour 15: over a million rows the process itself grows by its buffers, and no more."""
+    with open(large.files[0].path, "rb") as file:
+        while file.read(1 << 20):
+            pass
+    tier = DiskTier(large, 0, large.num_rows, Settings(disk_reader=reader))
+    out = torch.empty(10_000, 160, dtype=torch.uint8)
+    row_ids = torch.randint(0, large.num_rows, (100, 10_000))
+    gather(tier, row_ids[0])
+    before = {kind: resident_bytes(kind) for kind in ("RssAnon", "RssFile")}
+    for ids in row_ids:
+        tier.gather(ids, out)
+        for kind, num_bytes in before.items():
+            assert resident_bytes(kind) - num_bytes < 16 << 20, kind
+    drop_cache(large)
+    with open(large.files[0].path, "rb") as file:
+        resident = resident_pages(Span(file.fileno(), 0, large.files[0].size))
+    assert resident.mean() < 0.1, "the kernel may take the pages back while the table is open"
+    tier.close()

@@ -113,7 +113,7 @@ class DiskReader:
         return int(self._core.address())
 
     def read(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:
-        """Fills out[i] with the encoded row `row_ids[i]`; each block is read once.
+        """Fills out[i] with the encoded row `row_ids[i]`; each block is read once in 262,144 rows.
 
         Args:
             row_ids: int64 [n] on the CPU, contiguous, each from 0 to num_rows - 1.
@@ -157,7 +157,8 @@ class DiskReader:
     def stats(self) -> dict[str, int | float | str]:
         """Returns a snapshot of the counters since the reader was opened, by name.
 
-        `amplification` is bytes read over bytes of rows asked for; times in `*_ns` are spent in
+        Distinct rows and blocks are counted in each 262,144 rows of a batch. `amplification` is
+        bytes read over bytes of rows asked for; times in `*_ns` are spent in
         planning, in reading from the page cache (large batches), in the backend, and of that in
         handing reads in, in waiting for the storage and in checking and copying (io_uring, summed
         over its threads).
