@@ -13,11 +13,12 @@ import numpy as np
 import torch
 
 from benchmarks import harness
-from gramary.codecs import Codec
+from gramary.codecs import Codec, encode_rows
 from gramary.hashing import HashSpec
 from gramary.row_layout import RowFile, RowLayout, RowPart, RowRun, TableSource
 
 ROW_DIM = 160
+FP8 = Codec("fp8", ROW_DIM, 0.5)
 CHUNK_BYTES = 32 << 20
 
 
@@ -37,9 +38,22 @@ def write_random_file(path: Path, num_bytes: int) -> None:
         os.close(descriptor)
 
 
-def describe_table(path: Path) -> TableSource:
-    """Describes a file as the fp8 shards of a table of the real row width, 128 of them."""
-    num_rows = path.stat().st_size // ROW_DIM
+def write_finite_rows(path: Path, codec: Codec, num_bytes: int) -> None:
+    """Writes normally distributed values in a codec without a scale of its own, or fp8 codes."""
+    generator = torch.Generator().manual_seed(0)
+    rows_at_once = CHUNK_BYTES // codec.row_bytes
+    with open(path, "wb") as file:
+        for _ in range(-(-num_bytes // (rows_at_once * codec.row_bytes))):
+            values = torch.randn(rows_at_once, codec.row_dim, generator=generator)
+            file.write(encode_rows(codec.name, values, codec.scale)[0].numpy())
+        file.truncate(num_bytes)
+        os.fsync(file.fileno())
+
+
+def describe_table(path: Path, codec: Codec = FP8) -> TableSource:
+    """Describes a file as the shards of a table of the real row width, 128 of them."""
+    row_bytes = codec.row_bytes
+    num_rows = path.stat().st_size // row_bytes
     spec = HashSpec(
         vocab_size=248320,
         eos_token_id=248044,
@@ -56,10 +70,10 @@ def describe_table(path: Path) -> TableSource:
     runs = []
     for first in range(0, spec.num_rows, per_shard):
         count = min(per_shard, spec.num_rows - first)
-        part = RowPart(0, first * ROW_DIM, ROW_DIM, 0, count, count * ROW_DIM, ROW_DIM)
+        part = RowPart(0, first * row_bytes, row_bytes, 0, count, count * row_bytes, row_bytes)
         runs.append(RowRun(first, count, (part,)))
-    layout = RowLayout((file,), ROW_DIM, tuple(runs))
-    return TableSource(str(path), "checkpoint", spec, Codec("fp8", ROW_DIM, 0.5), layout, "0" * 32)
+    layout = RowLayout((file,), row_bytes, tuple(runs))
+    return TableSource(str(path), "checkpoint", spec, codec, layout, "0" * 32)
 
 
 def drop_cache(*paths: str) -> None:
