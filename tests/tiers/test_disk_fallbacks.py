@@ -111,9 +111,12 @@ def test_unsupported_direct_io_falls_back_and_says_so_once(tmp_path: Path) -> No
 stats = read_and_count(direct_io=False)
 assert messages == []
 seccomp.forbid_direct_io(errno.EINVAL)
+Path(sys.argv[1], "other").mkdir()
 for reader in ("auto", "auto", "pread"):
     stats = read_and_count(disk_reader=reader)
     assert stats["num_direct_reads"] == 0 and stats["direct_alignment"] == 0
+other = write_layout(Path(sys.argv[1], "other"), rows)
+DiskTier(other, 0, len(rows)).close()
 assert len(messages) == 1, messages
 assert messages[0].startswith("O_DIRECT is not available, large batches go through the page")
 assert "Invalid argument" in messages[0]

@@ -196,8 +196,10 @@ class DiskReader:
 
     def _say_notes(self) -> None:
         for note in self._core.take_notes():
-            if note not in _said:
-                _said.add(note)
+            # What is behind the colon, such as a file's name, makes no other message of it.
+            what = note.partition(":")[0]
+            if what not in _said:
+                _said.add(what)
                 _logger.warning(note)
 
 
