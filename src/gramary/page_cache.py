@@ -123,6 +123,16 @@ def resident_pages(span: Span) -> npt.NDArray[np.bool_]:
     return (answer & 1).astype(np.bool_) if not failed else np.ones(num_pages, np.bool_)
 
 
+def tells_residency(descriptor: int) -> bool:
+    """Returns whether this process may ask which pages of a file are cached.
+
+    Source: mincore(2); the kernel says "all of them" to whoever neither owns nor may write it.
+    """
+    if os.geteuid() in (0, os.fstat(descriptor).st_uid):
+        return True
+    return os.access(f"/proc/self/fd/{descriptor}", os.W_OK, effective_ids=True)
+
+
 def _runs_of_true(flags: npt.NDArray[np.bool_]) -> Iterable[tuple[int, int]]:
     """Yields (begin, end) of each run of true elements."""
     edges = np.flatnonzero(np.diff(flags.astype(np.int8), prepend=0, append=0)).tolist()

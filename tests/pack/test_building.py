@@ -359,6 +359,35 @@ def test_building_leaves_the_page_cache_alone(make_source, tmp_path) -> None:
     assert resident_share(tmp_path / "other.pack") < 0.1
 
 
+@pytest.mark.behaviour(5)
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_packing_the_files_of_another_user_leaves_the_page_cache_alone(
+    make_source, tmp_path
+) -> None:
+    """Behaviour 5: the kernel does not tell what is cached of them, and calls it everything."""
+    if os.geteuid() != 0:
+        pytest.skip("becoming another user needs the superuser")
+    source, rows = make_source("fp8", row_dim=160, base=20_000)
+    shards = [Path(file.path) for file in source.layout.files]
+    for shard in shards:
+        drop_cache(shard)
+    if resident_share(shards[0]) > 0.1:
+        pytest.skip("this file system keeps its pages")
+    for folder in (shards[0].parent, tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    os.chown(theirs, 65534, 65534)
+
+    def pack_as_another() -> None:
+        os.setresuid(65534, 65534, 65534)
+        build_pack(source, theirs / "table.pack")
+
+    peak_of(pack_as_another)
+    assert torch.equal(rows_of(open_pack(theirs / "table.pack")), rows)
+    assert all(resident_share(shard) < 0.1 for shard in shards)
+
+
 @pytest.mark.behaviour(4)
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize(

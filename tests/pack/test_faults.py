@@ -1,6 +1,7 @@
 """Storage that fails, files of others in the way, sources that change: told, and nothing spoilt."""
 
 import errno
+import fcntl
 import os
 import time
 from collections.abc import Callable
@@ -133,6 +134,14 @@ def test_a_folder_that_cannot_be_written_to_is_named(source, tmp_path, where) ->
         pytest.skip("nothing is locked to the superuser")
     with pytest.raises(PackError, match=r"cannot be made: .* \(errno \d+\); choose a folder"):
         build_pack(source, tmp_path / where)
+
+
+@pytest.mark.behaviour(36)
+def test_a_file_system_without_locks_is_named(source, tmp_path, monkeypatch) -> None:
+    """Behaviour 36: two writers are not to be told apart there."""
+    monkeypatch.setattr(fcntl, "flock", failing(fcntl.flock, errno.ENOLCK, range(9)))
+    with pytest.raises(PackError, match=r"locked: .* \(errno 37\); choose a folder on another"):
+        build_pack(source, tmp_path / "table.pack")
 
 
 def rewrite(path: str) -> None:

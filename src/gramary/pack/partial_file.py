@@ -162,6 +162,12 @@ class PartialFile(Closing):
                 raise PackError(
                     f"{self.path}: another process is building this pack; wait for it, or end it"
                 ) from error
+            except OSError as error:
+                os.close(descriptor)
+                raise PackError(
+                    f"{self.path}: cannot be read and locked: {error.strerror} (errno "
+                    f"{error.errno}); choose a folder on another file system"
+                ) from error
             except BaseException:
                 os.close(descriptor)
                 raise

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
-from gramary.page_cache import Span, resident_pages
+from gramary.page_cache import Span, resident_pages, tells_residency
 from gramary.row_layout import RowLayout
 from gramary.row_stream import RowReader, check_row_range
 
@@ -112,5 +112,7 @@ def stream_source(
 
 
 def _is_mostly_cached(descriptor: int, offset: int, num_bytes: int) -> bool:
+    if not tells_residency(descriptor):
+        return False
     resident = resident_pages(Span(descriptor, offset, offset + num_bytes))
     return bool(resident.size) and bool(resident.mean() > 0.5)

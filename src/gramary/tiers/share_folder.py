@@ -24,6 +24,7 @@ logger = logging.getLogger("gramary")
 ROWS_SUFFIX = ".rows"
 FILLING_SUFFIX = ".filling"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_ELSEWHERE = "set GRAMARY_SHARE_FOLDER to a tmpfs that this user may write to"
 _MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 
 
@@ -71,13 +72,16 @@ class ShareFolder(Closing):
         except FileExistsError:
             pass
         except OSError as error:
-            raise PlacementError(f"share: cannot make {self.path}: {error.strerror}") from error
+            raise PlacementError(
+                f"share: cannot make {self.path}: {error.strerror}; {_ELSEWHERE}"
+            ) from error
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             self.descriptor = os.open(self.path, flags)
         except OSError as error:
             raise PlacementError(
-                f"share: expected {self.path} to be a folder of this user, got {error.strerror}"
+                f"share: expected {self.path} to be a folder of this user, got {error.strerror}; "
+                f"have it removed, or {_ELSEWHERE}"
             ) from error
         try:
             check_private(os.fstat(self.descriptor), self.path)
@@ -103,11 +107,15 @@ class ShareFolder(Closing):
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise PlacementError(f"share: cannot open {path}: {error.strerror}") from error
+            raise PlacementError(
+                f"share: cannot open {path}: {error.strerror}; remove it"
+            ) from error
         try:
             facts = os.fstat(descriptor)
             if not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1:
-                raise PlacementError(f"share: expected {path} to be a regular file of one name")
+                raise PlacementError(
+                    f"share: expected {path} to be a regular file of one name; remove it"
+                )
             check_private(facts, path)
         except BaseException:
             os.close(descriptor)
@@ -213,7 +221,7 @@ def check_private(facts: os.stat_result, path: str) -> None:
     if facts.st_uid != os.geteuid():
         raise PlacementError(
             f"share: expected {path} to belong to user {os.geteuid()}, it belongs to user "
-            f"{facts.st_uid}; have it removed, or set GRAMARY_SHARE_FOLDER to another tmpfs"
+            f"{facts.st_uid}; have it removed, or {_ELSEWHERE}"
         )
     if stat.S_IMODE(facts.st_mode) & 0o077:
         raise PlacementError(
@@ -226,7 +234,7 @@ def _check_memory_backed(root: str) -> None:
     try:
         device = os.stat(root).st_dev
     except OSError as error:
-        raise PlacementError(f"share: cannot use {root}: {error.strerror}") from error
+        raise PlacementError(f"share: cannot use {root}: {error.strerror}; {_ELSEWHERE}") from error
     wanted = f"{os.major(device)}:{os.minor(device)}"
     # Source: proc_pid_mountinfo(5); the type follows the separator "-".
     with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as lines:
@@ -236,5 +244,9 @@ def _check_memory_backed(root: str) -> None:
                 kind = fields[fields.index("-") + 1]
                 if kind in _MEMORY_FILE_SYSTEMS:
                     return
-                raise PlacementError(f"share: expected {root} to be a tmpfs, it is on {kind}")
-    raise PlacementError(f"share: expected {root} to be a tmpfs, it is no mount of this process")
+                raise PlacementError(
+                    f"share: expected {root} to be a tmpfs, it is on {kind}; {_ELSEWHERE}"
+                )
+    raise PlacementError(
+        f"share: expected {root} to be a tmpfs, it is no mount of this process; {_ELSEWHERE}"
+    )
