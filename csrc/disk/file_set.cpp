@@ -68,7 +68,8 @@ FileSet::FileSet(std::vector<FileIdentity> identities, bool want_direct)
 void FileSet::open_buffered(std::size_t i) {
     const FileIdentity& expected = identities_[i];
     const auto index = static_cast<std::int64_t>(i);
-    buffered_[i] = FileDescriptor(open_retrying(expected.path.c_str(), 0));
+    // What has the name now may be a named pipe, which would be waited for.
+    buffered_[i] = FileDescriptor(open_retrying(expected.path.c_str(), O_NONBLOCK));
     if (!buffered_[i]) throw OpenFailure{index, errno, "cannot open the file"};
     struct stat facts;
     if (::fstat(buffered_[i].get(), &facts) != 0) {
@@ -78,6 +79,7 @@ void FileSet::open_buffered(std::size_t i) {
     if (identify(expected.path, facts) != expected) {
         throw OpenFailure{index, ESTALE, "the file was changed or replaced since it was inspected"};
     }
+    (void)::fcntl(buffered_[i].get(), F_SETFL, O_RDONLY);
     // Rows are random: read-ahead would read 32 pages for one.
     (void)::posix_fadvise(buffered_[i].get(), 0, 0, POSIX_FADV_RANDOM);
 }

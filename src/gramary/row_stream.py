@@ -283,7 +283,9 @@ class RowReader(Closing):
         if file not in self._descriptors:
             described = self._layout.files[file]
             try:
-                descriptor = os.open(described.path, os.O_RDONLY | os.O_CLOEXEC)
+                # O_NONBLOCK: a named pipe that took the name is refused, not waited for.
+                flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+                descriptor = os.open(described.path, flags)
             except OSError as error:
                 raise self._error(file, 0, error.errno or errno.EIO) from error
             self._descriptors[file] = descriptor

@@ -12,6 +12,7 @@ from tiers.disk_stage import gather, make_rows, write_layout
 
 from gramary.errors import ArgumentError, ClosedError, RowIdError, RowReadError, UnsupportedError
 from gramary.row_layout import RowFile, RowLayout
+from gramary.row_stream import read_rows
 from gramary.settings import Settings
 from gramary.tiers.disk import DiskTier
 
@@ -95,6 +96,29 @@ def test_a_file_that_was_replaced_is_refused_at_open(tmp_path) -> None:
     with pytest.raises(RowReadError) as caught:
         DiskTier(layout, 0, 100)
     assert caught.value.errno == errno.ESTALE
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "nothing"])
+def test_what_took_a_files_name_before_it_was_opened_is_refused(tmp_path, kind) -> None:
+    """By the reader of random rows and by the one of rows in order; a pipe is not waited for."""
+    rows = make_rows(100, 160)
+    layout = write_layout(tmp_path, rows)
+    path = Path(layout.files[0].path)
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(RowReadError) as caught:
+        DiskTier(layout, 0, 100)
+    assert caught.value.file == str(path)
+    with pytest.raises(RowReadError) as caught:
+        read_rows(layout, 0, 100, torch.empty_like(rows))
+    assert caught.value.file == str(path)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.behaviour(8)
