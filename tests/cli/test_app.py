@@ -57,6 +57,18 @@ def test_a_system_error_names_the_file(run, capsys) -> None:
     assert text == "gramary: model/config.json: No such file or directory (errno 2)\n"
 
 
+@pytest.mark.behaviour(36)
+@pytest.mark.parametrize(
+    "error", [MemoryError("std::bad_alloc"), OSError(12, "Cannot allocate memory")]
+)
+def test_too_little_memory_says_what_to_do(run, capsys, error) -> None:
+    """Behaviour 36: whoever ran out of it, the allocator or a mapping."""
+    assert run(raise_error(error), "act") == 2
+    text = capsys.readouterr().err
+    assert text.startswith("gramary: too little memory (")
+    assert "raise the limits of this process" in text
+
+
 def test_an_unexpected_error_says_how_to_see_more(run, capsys) -> None:
     assert run(raise_error(KeyError("rows")), "act") == 2
     text = capsys.readouterr().err

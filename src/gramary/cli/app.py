@@ -7,6 +7,7 @@ torch and the rest of gramary inside the function, so that help and usage errors
 from __future__ import annotations
 
 import dataclasses
+import errno
 import importlib
 import sys
 import traceback
@@ -79,6 +80,11 @@ def describe_error(error: BaseException) -> str:
     """Returns one paragraph for an error: what happened, without a traceback."""
     if isinstance(error, GramaryError):
         return str(error)
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return (
+            f"too little memory ({error}); end what takes it, or raise the limits of this process "
+            f"(ulimit -v, its cgroup)"
+        )
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or error} (errno {error.errno})"
