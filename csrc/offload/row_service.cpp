@@ -32,12 +32,21 @@ RowService::~RowService() {
     }
     // Joining waits for ever for threads that are not here, and so does destroying what they wait
     // for.
-    if (runner_.joinable()) runner_.detach();
+    for (std::thread* thread : {&streams_, &runner_}) {
+        if (thread->joinable()) thread->detach();
+    }
     static_cast<void>(pool_.release());
 }
 
 void RowService::start() {
-    runner_ = std::thread([this] { run(); });
+    start_streams();
+    try {
+        runner_ = std::thread([this] { serve(host_lanes_, kHostSpin, 0); });
+    } catch (...) {
+        is_ending_ = true;
+        streams_.join();
+        throw;
+    }
 }
 
 void RowService::stop() {
@@ -45,17 +54,22 @@ void RowService::stop() {
     if (!runner_.joinable() || getpid() != owner_pid_) return;
     for (Tenant& tenant : tenants_) tenant.ask_to_stop();
     runner_.join();
+    streams_.join();
     pool_->stop();
 }
 
 void RowService::run(int parent_pid) {
+    start_streams();
+    serve(host_lanes_, kHostSpin, parent_pid);
+    streams_.join();
+}
+
+void RowService::start_streams() {
     for (Tenant& tenant : tenants_) {
         tenant.region.header->service_pid = static_cast<std::uint32_t>(getpid());
         tenant.set_state(ServiceState::running);
     }
-    std::thread streams([this] { serve(stream_lanes_, Waiter::kSpin, 0); });
-    serve(host_lanes_, kHostSpin, parent_pid);
-    streams.join();
+    streams_ = std::thread([this] { serve(stream_lanes_, Waiter::kSpin, 0); });
 }
 
 template <class Lane>

@@ -31,6 +31,7 @@ class RowService {
     RowService(std::list<Tenant> tenants, const ServiceOptions& options);
     ~RowService();
 
+    // Throws std::system_error, with nothing left running, where no thread can be had.
     void start();
     // Asks every tenant's lanes to end and waits until they have; requests in flight stay
     // unanswered.
@@ -45,6 +46,8 @@ class RowService {
     // How long the host lane's thread spins: its requests come a forward ahead.
     static constexpr std::chrono::microseconds kHostSpin{200};
 
+    // Tells the tenants that they are served, and serves the stream lanes on a thread.
+    void start_streams();
     template <class Lane>
     void serve(std::list<Lane>& lanes, std::chrono::microseconds spin, int parent_pid);
 
@@ -56,7 +59,8 @@ class RowService {
     std::list<StreamLane> stream_lanes_;
     std::list<HostLane> host_lanes_;
     std::atomic<bool> is_ending_{false};
-    std::thread runner_;
+    std::thread streams_;
+    std::thread runner_;  // the host lanes'
     int owner_pid_;
 };
 

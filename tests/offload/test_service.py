@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -252,3 +253,50 @@ def test_a_forked_child_ends_well_and_leaves_its_parents_service_alone() -> None
         check=False,
     )
     assert (result.returncode, result.stdout) == (0, "served\n"), result.stderr[-2000:]
+
+
+CHILD = """
+import os, resource, sys
+import torch
+from offload_stage import make_table
+from gramary import Batch, Connector
+from gramary.errors import UnsupportedError
+
+torch.set_num_threads(1)
+statuses = set()
+for num_threads in range(1, 8):
+    child = os.fork()
+    if child == 0:
+        status = 3
+        try:
+            os.setresuid(65534, 65534, 65534)
+            resource.setrlimit(resource.RLIMIT_NPROC, (num_threads, num_threads))
+            with make_table() as table, Connector(table, max_tokens=64) as connector:
+                starts = torch.tensor([0, 5], dtype=torch.int32)
+                batch = Batch(torch.arange(5), starts, is_prefill=torch.tensor([True]))
+                rows = connector.wait(connector.request(batch))
+                status = 0 if torch.equal(rows, table.embed(torch.arange(5), starts)) else 2
+        except UnsupportedError as error:
+            status = 1 if "raise the limit on processes" in str(error) else 2
+        finally:
+            os._exit(status)
+    statuses.add(os.waitpid(child, 0)[1])
+assert statuses == {0, 256}, statuses
+"""
+
+
+@pytest.mark.behaviour(36)
+def test_too_few_processes_are_an_error_and_no_end_of_the_engine() -> None:
+    """Behaviour 36: however many threads of the service can be had; the message names the limit."""
+    if os.geteuid() != 0:
+        pytest.skip("a limit on processes counts all of this user's")
+    paths = [str(Path(__file__).parent.parent), *sys.path]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", CHILD],
+        env=dict(os.environ, PYTHONPATH=os.pathsep.join(paths)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

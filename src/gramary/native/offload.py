@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from gramary.errors import UnsupportedError
 from gramary.native import _core
 
 # Where the fields of the shared structures lie, as the core was compiled.
@@ -132,7 +133,13 @@ class RowService:
 
     def start(self) -> None:
         """Starts serving."""
-        self._core.start()
+        try:
+            self._core.start()
+        except RuntimeError as error:
+            raise UnsupportedError(
+                f"the row service cannot start its threads: {error}; raise the limit on processes "
+                f"(ulimit -u, the cgroup's pids.max)"
+            ) from error
 
     def stop(self) -> None:
         """Ends the service; requests in flight stay unanswered. A second call does nothing."""
