@@ -1,6 +1,10 @@
-"""Writes docs/measurements.md from the receipts: python -m tools.write_measurements_page"""
+"""Writes docs/measurements.md from the receipts: python -m tools.write_measurements_page
+
+The README's rows, which are some of the page's, are written anew too.
+"""
 
 import functools
+import re
 from typing import Any
 
 from benchmarks.machine import RESULTS, ROOT
@@ -8,6 +12,7 @@ from gramary import receipts
 from gramary.targets import describe_target
 
 PAGE = ROOT / "docs" / "measurements.md"
+README = ROOT / "README.md"
 
 HEAD = """\
 # Measurements
@@ -98,5 +103,35 @@ def render_page() -> str:
     return page.rstrip("\n") + "\n"
 
 
+def refresh_rows(text: str, page: str) -> str:
+    """Returns a text with its rows as they stand in the page now.
+
+    A row is known by its work, candidate, baseline and receipt.
+
+    Raises:
+        KeyError: the page has no such row any more.
+    """
+    rows = {_key(row): row for row in _rows_of(page)}
+    for row in _rows_of(text):
+        text = text.replace(row, rows[_key(row)])
+    return text
+
+
+def _rows_of(text: str) -> list[str]:
+    return re.findall(r"^\|.*`[\w.-]+\.json` \|$", text, re.MULTILINE)
+
+
+def _key(row: str) -> tuple[str, ...]:
+    cells = [cell.strip() for cell in row.split("|")]
+    return cells[1], cells[2], cells[4], cells[-2]
+
+
+def main() -> None:
+    """Writes both pages."""
+    page = render_page()
+    PAGE.write_text(page, encoding="utf-8")
+    README.write_text(refresh_rows(README.read_text("utf-8"), page), encoding="utf-8")
+
+
 if __name__ == "__main__":
-    PAGE.write_text(render_page(), encoding="utf-8")
+    main()
