@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -46,6 +47,29 @@ STARTS = torch.tensor([0, 2, 2, 6], dtype=torch.int32)
         ({"num_drafts": [0, 1]}, "num_drafts"),
         ({"num_drafts": -1}, "num_drafts"),
         ({"num_drafts": [0, -1, 0]}, "num_drafts"),
+        ({"token_ids": TOKENS.to_sparse()}, "token_ids"),
+        ({"query_start_loc": STARTS.to_sparse()}, "query_start_loc"),
+        ({"history": torch.zeros(3, 2, dtype=torch.int64).to_sparse()}, "history"),
+        *[
+            ({name: value}, f"{name}: expected")
+            for name in ("is_prefill", "num_drafts", "num_padding")
+            for value in ("x", 1.0, float("nan"), {}, object(), 1j, [[0]])
+        ],
+        *[
+            ({name: value}, f"{name}: expected")
+            for name in ("is_prefill", "num_drafts")
+            for value in (
+                ["x"] * 3,
+                [None] * 3,
+                [0.5] * 3,
+                [2**70] * 3,
+                iter([0]),
+                torch.ones(3, 1),
+            )
+        ],
+        ({"is_prefill": 2}, "is_prefill"),
+        ({"num_drafts": 2**70}, "num_drafts"),
+        ({"num_padding": None}, "num_padding"),
     ],
 )
 def test_wrong_arguments_are_named(changes: dict[str, Any], named: str) -> None:
@@ -61,6 +85,8 @@ def test_wrong_arguments_are_named(changes: dict[str, Any], named: str) -> None:
         ({"is_prefill": True}, None),
         ({"is_prefill": [True, True, True], "num_drafts": 0}, None),
         ({"is_prefill": torch.tensor([True, True, True]), "num_drafts": [0, 0, 0]}, None),
+        ({"is_prefill": torch.tensor(True), "num_drafts": torch.tensor(0)}, None),
+        ({"is_prefill": np.True_, "num_drafts": np.zeros(3, np.int32)}, None),
         ({}, "prefill unknown"),
         ({"is_prefill": [True, False, True]}, "decode"),
         ({"is_prefill": True, "num_drafts": [0, 2, 0]}, "drafts"),
@@ -86,7 +112,40 @@ def test_a_chunk_stays_inside_its_prompt(start: int, length: int) -> None:
         Batch.from_prompts(SPEC, [[1, 2, 4]], [start], [length])
 
 
-@pytest.mark.parametrize("prompt", ["abc", 5, None, [1.5], [[1]], [2**70], ["a"], [True]])
+@pytest.mark.parametrize("wrong", ["0", 0.0, None, True, [0], torch.zeros(2)])
+@pytest.mark.parametrize("name", ["starts", "lengths"])
+def test_a_start_and_a_length_are_integers(name: str, wrong: Any) -> None:
+    arguments = {"starts": [0, 0], "lengths": [1, 1], name: [0, wrong]}
+    with pytest.raises(ArgumentError, match=rf"^{name}\[1\]: expected an integer"):
+        Batch.from_prompts(SPEC, [[1], [1]], **arguments)
+    arguments[name] = torch.tensor([0, 1])  # type: ignore[assignment]
+    assert Batch.from_prompts(SPEC, [[1], [1, 2]], **arguments).num_requests == 2
+
+
+@pytest.mark.parametrize("position", range(4))
+@pytest.mark.parametrize("wrong", [None, 5, iter([])])
+def test_what_is_no_sequence_of_prompts_is_named(position: int, wrong: Any) -> None:
+    arguments: list[Any] = [SPEC, [[1]], [0], [1]]
+    arguments[position] = wrong
+    name = ("spec", "prompts", "starts", "lengths")[position]
+    with pytest.raises(ArgumentError, match=rf"^{name}: expected"):
+        Batch.from_prompts(*arguments)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        torch.ones(1, dtype=torch.int64).to_sparse(),
+        "abc",
+        5,
+        None,
+        [1.5],
+        [[1]],
+        [2**70],
+        ["a"],
+        [True],
+    ],
+)
 def test_a_prompt_is_token_ids(prompt: Any) -> None:
     with pytest.raises(ArgumentError, match=r"^prompts\[1\]: expected the token ids of one prompt"):
         Batch.from_prompts(SPEC, [[1], prompt], [0, 0], [1, 1])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from gramary.arguments import require_integer, require_type
 from gramary.errors import ArgumentError
 from gramary.hashing import HashSpec
 from gramary.ops.flat_batch import TOKEN_DTYPES, check_tensor
@@ -48,19 +49,19 @@ class Batch:
     num_padding: int = dataclasses.field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
-        self._check_tensors()
-        if self.is_on_host:
-            self._check_bounds()
-        elif self.num_padding:
+        require_integer("num_padding", self.num_padding, 0)
+        self.check_tensors()
+        if self.num_padding and not self.is_on_host:
             raise ArgumentError(
                 f"num_padding: expected 0 for a batch on {self.token_ids.device} (its "
                 f"query_start_loc tells where padding begins), got {self.num_padding}"
             )
-        for name in ("is_prefill", "num_drafts"):
-            self._check_per_request(name)
-        if self.num_drafts is not None and bool(
-            (torch.as_tensor(self.num_drafts, device="cpu") < 0).any()
-        ):
+        if self.is_prefill is not None:
+            _per_request("is_prefill", self.is_prefill, (torch.bool,), self.num_requests)
+        if self.num_drafts is None:
+            return
+        counts = _per_request("num_drafts", self.num_drafts, _INTEGERS, self.num_requests)
+        if bool((counts < 0).any()):
             raise ArgumentError(f"num_drafts: expected counts of at least 0, got {self.num_drafts}")
 
     @classmethod
@@ -83,14 +84,11 @@ class Batch:
             A batch of int64 host tensors it owns, with `is_prefill=True`.
 
         Raises:
-            ArgumentError: the arguments differ in length, a prompt holds no token ids, or a chunk
-                leaves its prompt.
+            ArgumentError: the arguments differ in length, a prompt holds no token ids, a start or
+                length is no integer, or a chunk leaves its prompt.
         """
-        if not len(prompts) == len(starts) == len(lengths):
-            raise ArgumentError(
-                f"prompts, starts and lengths: expected one element a request each, got "
-                f"{len(prompts)}, {len(starts)} and {len(lengths)}"
-            )
+        require_type("spec", spec, HashSpec)
+        _require_aligned(prompts, starts, lengths)
         width = spec.history_length
         history = torch.full(
             (len(prompts), width), spec.eos_token_id, dtype=torch.int64, device="cpu"
@@ -98,6 +96,8 @@ class Batch:
         chunks = []
         for i, (prompt, start, length) in enumerate(zip(prompts, starts, lengths, strict=True)):
             tokens = _prompt_tokens(f"prompts[{i}]", prompt)
+            start = require_integer(f"starts[{i}]", start)
+            length = require_integer(f"lengths[{i}]", length)
             if start < 0 or length < 0 or start + length > tokens.numel():
                 raise ArgumentError(
                     f"starts[{i}], lengths[{i}]: expected a chunk of the prompt's "
@@ -152,19 +152,24 @@ class Batch:
             (torch.as_tensor(self.num_drafts, device="cpu") > 0).any()
         )
 
-    def _check_tensors(self) -> None:
+    def check_tensors(self) -> None:
+        """Raises as the constructor does, for what its tensors hold now; waits for no device."""
         tokens = self.token_ids
         check_tensor("token_ids", tokens, TOKEN_DTYPES, tokens, "[T]", 1)
         check_tensor("query_start_loc", self.query_start_loc, (torch.int32,), tokens, "[R+1]", 1)
         if self.query_start_loc.numel() < 1:
             raise ArgumentError("query_start_loc: expected shape [R+1], got [0]")
-        if self.history is None:
-            return
-        check_tensor("history", self.history, TOKEN_DTYPES, tokens, "[R, ngram_size-1]", 2)
-        if self.history.shape[0] != self.num_requests:
+        if self.history is not None:
+            self._check_history(self.history)
+        if self.is_on_host:
+            self._check_bounds()
+
+    def _check_history(self, history: torch.Tensor) -> None:
+        check_tensor("history", history, TOKEN_DTYPES, self.token_ids, "[R, ngram_size-1]", 2)
+        if history.shape[0] != self.num_requests:
             raise ArgumentError(
                 f"history: expected {self.num_requests} rows (the requests of query_start_loc), "
-                f"got {self.history.shape[0]}"
+                f"got {history.shape[0]}"
             )
 
     def _check_bounds(self) -> None:
@@ -173,34 +178,63 @@ class Batch:
             raise ArgumentError(
                 f"query_start_loc: expected to begin with 0 and never fall, got {starts.tolist()}"
             )
-        if self.num_padding < 0 or int(starts[-1]) + self.num_padding != self.num_tokens:
+        if int(starts[-1]) + self.num_padding != self.num_tokens:
             raise ArgumentError(
                 f"query_start_loc and num_padding: expected query_start_loc[-1] + num_padding to "
                 f"be the {self.num_tokens} tokens, got {int(starts[-1])} + {self.num_padding}"
             )
 
-    def _check_per_request(self, name: str) -> None:
-        value = getattr(self, name)
-        if value is None or isinstance(value, int):
-            return
-        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
-            raise ArgumentError(f"{name}: expected host values, got a tensor on {value.device}")
-        if len(value) != self.num_requests:
+
+def _per_request(
+    name: str, value: object, dtypes: tuple[torch.dtype, ...], num_requests: int
+) -> torch.Tensor:
+    """Returns a value for all requests, or one for each, as a host tensor of one of the dtypes."""
+    if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+        raise ArgumentError(f"{name}: expected host values, got a tensor on {value.device}")
+    values = _as_host_tensor(value)
+    kind = "a bool" if torch.bool in dtypes else "an integer"
+    is_of_kind = values is not None and (values.dtype in dtypes or not values.numel())
+    if values is None or not is_of_kind or tuple(values.shape) not in ((), (num_requests,)):
+        raise ArgumentError(
+            f"{name}: expected {kind} for all requests or one for each of the {num_requests}, got "
+            f"{value!r}"
+        )
+    return values
+
+
+def _require_aligned(*arguments: object) -> None:
+    """Raises ArgumentError unless prompts, starts and lengths are sequences of one length."""
+    counts = []
+    for name, argument in zip(("prompts", "starts", "lengths"), arguments, strict=True):
+        try:
+            counts.append(len(argument))  # type: ignore[arg-type]
+        except TypeError:
             raise ArgumentError(
-                f"{name}: expected one value a request ({self.num_requests}), got {len(value)}"
-            )
+                f"{name}: expected a sequence, one element a request, got {argument!r}"
+            ) from None
+    if len(set(counts)) > 1:
+        raise ArgumentError(
+            f"prompts, starts and lengths: expected one element a request each, got "
+            f"{counts[0]}, {counts[1]} and {counts[2]}"
+        )
 
 
 def _prompt_tokens(name: str, prompt: torch.Tensor | Sequence[int]) -> torch.Tensor:
     """Returns a prompt as int64 [T] on the host."""
-    try:
-        tokens = torch.as_tensor(prompt, device="cpu")
-    except (TypeError, ValueError, RuntimeError):
-        tokens = None
+    tokens = _as_host_tensor(prompt)
     is_whole = tokens is not None and (tokens.dtype in _INTEGERS or not tokens.numel())
     if tokens is None or not is_whole or tokens.ndim != 1:
         raise ArgumentError(f"{name}: expected the token ids of one prompt [T], got {prompt!r}")
     return tokens.to(torch.int64)
+
+
+def _as_host_tensor(value: object) -> torch.Tensor | None:
+    """Returns numbers as a dense tensor on the host, or None where they are none."""
+    try:
+        tensor = torch.as_tensor(value, device="cpu")
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None
+    return tensor if tensor.layout == torch.strided else None
 
 
 __all__ = ["Batch"]

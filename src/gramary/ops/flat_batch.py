@@ -70,12 +70,14 @@ def check_tensor(
     shape: str,
     num_dims: int,
 ) -> None:
-    """Raises ArgumentError where dtype, dimensions or device (that of `beside`) are wrong."""
+    """Raises ArgumentError where dtype, layout, dimensions or device (`beside`'s) are wrong."""
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(f"{name}: expected a tensor, got {type(tensor).__name__}")
     if tensor.dtype not in dtypes:
         expected = " or ".join(str(dtype) for dtype in dtypes)
         raise ArgumentError(f"{name}: expected {expected}, got {tensor.dtype}")
+    if tensor.layout != torch.strided:
+        raise ArgumentError(f"{name}: expected a dense tensor, got {tensor.layout}")
     if tensor.dim() != num_dims:
         raise ArgumentError(f"{name}: expected shape {shape}, got {list(tensor.shape)}")
     if tensor.device != beside.device:
