@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import errno
 import gc
+import os
 import re
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Literal
 
 import pytest
 import torch
@@ -25,6 +28,9 @@ from gramary.errors import (
     SlotsBusyError,
     TokenError,
 )
+from gramary.offload.region import Region
+
+Worker = Literal["thread", "process"]
 
 QUICK = Settings(request_timeout_s=0.2, num_threads=2)
 
@@ -111,6 +117,96 @@ def test_busy_slots_and_cancel(table: Table, connector: Connector) -> None:
     connector.cancel(decode)
     again = make_batch(7, prefill=False)
     assert torch.equal(connector.wait(connector.request(again)), expected_rows(table, again))
+
+
+@pytest.mark.parametrize("word", ["_view", "mark_requested"])
+@pytest.mark.parametrize("prefill", [True, False])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_a_request_that_is_interrupted_was_none(
+    table: Table,
+    monkeypatch: pytest.MonkeyPatch,
+    word: str,
+    prefill: bool,
+    error: type[BaseException],
+) -> None:
+    """Whatever breaks off the writing of a request, the next ones do not wait for it."""
+
+    def interrupted(*_: object) -> None:
+        raise error
+
+    with Connector(table, max_tokens=16, num_slots=3, settings=QUICK) as connector:
+        for seed in range(8):
+            with monkeypatch.context() as patched:
+                patched.setattr(Region, word, interrupted)
+                with pytest.raises(error):
+                    connector.request(make_batch(seed + 50, prefill=prefill))
+            batch = make_batch(seed, prefill=prefill)
+            assert torch.equal(
+                connector.wait(connector.request(batch)), expected_rows(table, batch)
+            )
+        stats = connector.stats()
+        assert (stats["failures"], stats["late_answers"], stats["waiting_ns"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("name", ["token_ids", "query_start_loc", "history"])
+@pytest.mark.parametrize("prefill", [True, False])
+def test_tensors_that_fit_no_more_are_named_at_the_request(
+    connector: Connector, table: Table, name: str, prefill: bool
+) -> None:
+    """Between the making of a batch and its request its tensors were refilled, or shrunk."""
+    batch = make_batch(1, prefill=prefill)
+    tensor = getattr(batch, name)
+    kept = tensor.clone()
+    tensor.resize_(0, 2) if name == "history" else tensor.fill_(1000)
+    with pytest.raises((ArgumentError, TokenError), match=f"^{name}"):
+        connector.request(batch)
+    tensor.resize_(kept.shape).copy_(kept)
+    for _ in range(3):
+        assert torch.equal(connector.wait(connector.request(batch)), expected_rows(table, batch))
+
+
+@pytest.mark.parametrize("worker", ["thread", "process"])
+def test_a_forked_child_is_refused_and_takes_nothing_from_its_parent(worker: Worker) -> None:
+    """The child shares the memory: what it asked for there would reach the parent's tickets."""
+    with (
+        make_table() as table,
+        Connector(table, max_tokens=16, worker=worker, settings=QUICK) as connector,
+    ):
+        awaited = connector.request(make_batch(7))
+        calls = [
+            lambda: connector.request(make_batch(1)),
+            lambda: connector.wait(awaited),
+            lambda: connector.cancel(awaited),
+            connector.release_outputs,
+            connector.check,
+            connector.stats,
+        ]
+        assert refused_in_a_fork(calls) == len(calls)
+        assert torch.equal(connector.wait(awaited), expected_rows(table, make_batch(7)))
+        for seed in range(4):
+            batch = make_batch(seed, prefill=bool(seed % 2))
+            rows = connector.wait(connector.request(batch))
+            assert torch.equal(rows, expected_rows(table, batch))
+
+
+def refused_in_a_fork(calls: list[Callable[[], object]]) -> int:
+    """Returns how many of the calls raise ClosedError, naming the parent, in a forked child."""
+    parent = os.getpid()
+    # A fork of a process with threads warns from Python 3.12 on; it is what is tested.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    refused = 0
+    for call in calls:
+        try:
+            call()
+        except ClosedError as error:
+            refused += f"process {parent}" in str(error)
+        except BaseException:
+            os._exit(255)
+    os._exit(refused)
 
 
 def test_many_canceled_tickets_leave_every_slot_free(table: Table, connector: Connector) -> None:
@@ -271,7 +367,7 @@ def test_wrong_arguments_are_named(table: Table, connector: Connector) -> None:
         ("max_tokens", 1.5), ("max_tokens", "4"), ("max_tokens", 0), ("max_tokens", 1 << 40),
         ("max_tokens", True), ("num_slots", 0), ("num_slots", 1.5), ("num_slots", 1 << 20),
         ("settings", {}), ("prefill_early_request", "no"), ("tables", None), ("tables", 5),
-        ("tables[1]", 5),
+        ("tables[1]", 5), ("server", ""), ("server", 5),
     ],
 )  # fmt: skip
 def test_a_connector_names_the_argument_that_is_wrong(
@@ -279,6 +375,7 @@ def test_a_connector_names_the_argument_that_is_wrong(
 ) -> None:
     arguments: dict[str, object] = {"tables": table, "max_tokens": 4}
     arguments |= {"tables": [table, value]} if name == "tables[1]" else {name: value}
+    arguments |= {"worker": "process"} if name == "server" else {}
     with pytest.raises(ArgumentError, match=re.escape(f"{name}: expected")):
         Connector(**arguments)  # type: ignore[arg-type]
 
@@ -304,6 +401,8 @@ def test_a_request_and_a_wait_name_what_they_take(table: Table, layer: object) -
             connector.wait(None)  # type: ignore[arg-type]
         with pytest.raises(ArgumentError, match="layer: expected an integer"):
             connector.wait(ticket, layer=layer)  # type: ignore[arg-type]
+        with pytest.raises(ArgumentError, match="on: expected a bool"):
+            connector.trace(layer)  # type: ignore[arg-type]
         connector.wait(ticket)
 
 
@@ -316,7 +415,14 @@ def test_a_table_that_is_closed_closes_its_connectors_first(worker: str) -> None
     lone = Connector(kept, max_tokens=2048)
     tickets = [connector.request(batch) for _ in range(2)]
     table.close()
-    for call in (connector.check, connector.stats, lambda: connector.wait(tickets[0])):
+    for call in (
+        connector.check,
+        connector.stats,
+        connector.take_spans,
+        lambda: connector.wait(tickets[0]),
+        lambda: connector.cancel(tickets[0]),
+        lambda: connector.trace(True),
+    ):
         with pytest.raises(ClosedError):
             call()
     assert torch.equal(lone.wait(lone.request(batch)), expected_rows(kept, batch))

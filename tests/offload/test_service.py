@@ -195,7 +195,8 @@ def test_an_id_out_of_the_table_fails_alone(table: Table) -> None:
             ids = torch.zeros(3, 4, dtype=torch.int64)
             if wrong is not None:
                 ids[1, 2] = wrong
-            region.write_ids(slot, number, [ids])
+            region.fill_slot(slot, number, [ids])
+            region.ring_slot(slot, number)
             assert region.wait_ready(slot, 0, 10)
             region.clear_ready(slot, 0)
             _, failure, _, _, offset = region.answer(slot, 0)

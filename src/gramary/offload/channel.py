@@ -73,7 +73,8 @@ def connect(path: str, timeout_s: float) -> tuple[socket.socket, int]:
                 f"this engine speaks version {ring.VERSION} of the ring, worker process {pid} "
                 f"version {version}: install one gramary for both"
             )
-    except OSError as error:
+    # A path may be no text that a file system takes.
+    except (OSError, UnicodeError) as error:
         connection.close()
         raise RowFetchError(f"{path}: no row server answers there ({error})") from None
     except BaseException:

@@ -91,6 +91,7 @@ class Connector(Closing):
         settings = chosen_settings(settings)
         # Nothing to close until the end of this method.
         self._is_closed = True
+        self._owner_pid = os.getpid()
         self._lock = threading.RLock()
         for table in self._tables:
             table.close_first(self)
@@ -119,7 +120,7 @@ class Connector(Closing):
         self._lanes_taken: Counter[str] = Counter()
         # Of a connector that is dropped, nothing may outlive the memory that it reads.
         self._finalizer = weakref.finalize(
-            self, shut_down, self._service, self._side, self._region, os.getpid()
+            self, shut_down, self._service, self._side, self._region, self._owner_pid
         )
         self._is_closed = False
 
@@ -133,8 +134,10 @@ class Connector(Closing):
             SlotsBusyError: too many tickets were not awaited.
             RowFetchError: an earlier request failed on the way, or the lane is quarantined.
             TokenError: a host token lies outside the vocabulary.
-            ArgumentError: the batch has more tokens than `max_tokens`, or is on another device.
-            ClosedError: the connector was closed.
+            ArgumentError: the batch has more tokens than `max_tokens`, or is on another device, or
+                its tensors do not fit each other any more.
+            ClosedError: the connector was closed, or belongs to the process that this one was
+                forked from.
         """
         require_type("batch", batch, Batch)
         with self._lock:
@@ -143,6 +146,8 @@ class Connector(Closing):
             self._side.settle()
             route = self._router.route(batch)
             if route.lane == "host":
+                # The tensors may have been refilled since the batch was made of them.
+                batch.check_tensors()
                 check_tokens(batch, self._tables)
                 ticket = self._host_lane.request(batch)
                 self._side.watch(ticket)
@@ -213,8 +218,10 @@ class Connector(Closing):
 
         Raises:
             ArgumentError: the ticket is not this connector's, or a layer was awaited.
+            ClosedError: the connector was closed.
         """
         with self._lock:
+            self._require_open()
             if ticket not in self._open_tickets or ticket.awaited:
                 raise ArgumentError(f"ticket: expected one under way and not awaited, got {ticket}")
             ticket.is_canceled = True
@@ -226,6 +233,8 @@ class Connector(Closing):
     def release_outputs(self) -> None:
         """Frees, at the end of a forward, the slots of tickets awaited for some layers only."""
         with self._lock:
+            if self._open_tickets:
+                self._require_open()
             for ticket in [ticket for ticket in self._open_tickets if ticket.awaited]:
                 for layer in set(range(len(self._tables))) - ticket.awaited:
                     ticket.awaited.add(layer)
@@ -243,21 +252,23 @@ class Connector(Closing):
             TokenError: on CUDA, a token on the device lay outside the vocabulary.
             ClosedError: the connector was closed.
         """
-        self._require_open()
-        error: GramaryError | None = self._side.take_error()
-        if error is None and (why := self._service.why_dead()):
-            error = RowFetchError(f"{why}; close this connector and make a new one")
+        with self._lock:
+            self._require_open()
+            error: GramaryError | None = self._side.take_error()
+            if error is None and (why := self._service.why_dead()):
+                error = RowFetchError(f"{why}; close this connector and make a new one")
         if error is not None:
             raise error
 
     def stats(self) -> dict[str, Any]:
         """Returns a snapshot: the service's counters, and which lane batches took and why."""
-        self._require_open()
-        return {
-            "lanes": dict(self._lanes_taken),
-            "open_tickets": len(self._open_tickets),
-            **self._region.counters(),
-        }
+        with self._lock:
+            self._require_open()
+            return {
+                "lanes": dict(self._lanes_taken),
+                "open_tickets": len(self._open_tickets),
+                **self._region.counters(),
+            }
 
     def trace(self, on: bool) -> None:
         """Starts or ends the keeping of spans: what is done for a request, by whom, when.
@@ -265,18 +276,21 @@ class Connector(Closing):
         On CUDA it waits for the device once. What a graph does is seen if it is captured while
         spans are kept: each of its replays then takes the times anew.
         """
-        self._require_open()
-        self._spans.switch(on)
-        self._side.trace(on)
-        self._service.trace(on)
+        require_type("on", on, bool)
+        with self._lock:
+            self._require_open()
+            self._spans.switch(on)
+            self._side.trace(on)
+            self._service.trace(on)
 
     def take_spans(self) -> list[Span]:
         """Returns the spans kept since the last call, by begin; on CUDA it waits for the device.
 
         Their names are `gramary.tracing.SPAN_NAMES`; of a graph's, the last replay's are given.
         """
-        self._require_open()
-        spans = [*self._spans.take(), *self._side.take_spans(), *self._service.take_spans()]
+        with self._lock:
+            self._require_open()
+            spans = [*self._spans.take(), *self._side.take_spans(), *self._service.take_spans()]
         return sorted(spans, key=lambda span: span.begin_ns)
 
     def close(self) -> None:
@@ -317,6 +331,11 @@ class Connector(Closing):
     def _require_open(self) -> None:
         if self._is_closed:
             raise ClosedError("the connector was closed")
+        if os.getpid() != self._owner_pid:
+            raise ClosedError(
+                f"the connector belongs to process {self._owner_pid}, from which this one was "
+                "forked: open the table and make the connector here"
+            )
 
     def _require_fit(self, batch: Batch) -> None:
         shape = self._limits
@@ -350,7 +369,7 @@ def require_server(server: object, worker: str) -> None:
     """Raises ArgumentError unless `server` is None, or an address beside worker="process"."""
     if server is None:
         return
-    if not isinstance(server, str):
+    if not isinstance(server, str) or not server:
         raise ArgumentError(f"server: expected RowServer.address, a path, got {server!r}")
     if worker != "process":
         raise ArgumentError(f"server: expected worker='process' beside it, got worker={worker!r}")

@@ -89,9 +89,10 @@ class HostLane:
                 f"the inputs of {len(ring.inputs)} requests are kept and the oldest is still "
                 "under way: let the consumer catch up"
             )
-        self._newest = number
         with self._spans.span("write_inputs", "host", number):
             self._region.write_inputs(number, batch.token_ids, batch.query_start_loc, batch.history)
+            # What fails, or is interrupted, before this was no request: its number is free.
+            self._newest = number
             self._region.announce(number)
         ticket = Ticket("host", number, batch.num_tokens, batch.num_requests, slot)
         self._open[slot] = ticket
@@ -134,11 +135,13 @@ class StreamLane:
                 "cancel it, or call release_outputs()"
             )
         self._quarantine.require_free(self._slot)
-        self._newest += 1
-        self._is_taken = True
-        with self._spans.span("write_inputs", "stream", self._newest):
-            self._region.write_ids(self._slot, self._newest, ids)
-        return Ticket("stream", self._newest, batch.num_tokens, batch.num_requests, self._slot)
+        number = self.next_number
+        with self._spans.span("write_inputs", "stream", number):
+            self._region.fill_slot(self._slot, number, ids)
+            # What fails, or is interrupted, before this was no request: its number is free.
+            self._newest, self._is_taken = number, True
+            self._region.ring_slot(self._slot, number)
+        return Ticket("stream", number, batch.num_tokens, batch.num_requests, self._slot)
 
     def released(self) -> None:
         """Counts the lane's ticket as taken or canceled."""

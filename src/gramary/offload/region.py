@@ -88,22 +88,18 @@ class Region:
         words.store_u64(header + ring.INPUT_NUMBER, number)
         self.mark_requested(places, number)
 
-    def write_ids(self, slot: SlotPlaces, number: int, ids: list[torch.Tensor]) -> None:
-        """Copies a stream-lane request's row ids, one tensor [T, heads] a layer, then its number.
-
-        The number is the doorbell.
-        """
-        self.fill_slot(slot, number, ids)
-        words.store_u64(self.address + slot.header + ring.SLOT_NUMBER, number)
-
     def fill_slot(self, slot: SlotPlaces, number: int, ids: list[torch.Tensor]) -> None:
-        """Makes a stream-lane request complete, but for its number."""
+        """Copies a stream-lane request's row ids, a tensor [T, heads] a layer; not its number."""
         num_tokens = ids[0].shape[0]
         for layer, layer_ids in enumerate(ids):
             self.ids(slot, layer, num_tokens).copy_(layer_ids)
         header = self.address + slot.header
         words.store_u64(header + ring.SLOT_NUM_TOKENS, num_tokens)
         self.mark_requested(slot, number)
+
+    def ring_slot(self, slot: SlotPlaces, number: int) -> None:
+        """Writes a complete stream-lane request's number, which is the doorbell."""
+        words.store_u64(self.address + slot.header + ring.SLOT_NUMBER, number)
 
     def announce(self, number: int) -> None:
         """Tells the service of the newest host-lane request."""
