@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -12,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,9 @@ from table_stage import encoded_table, small_spec, write_table_folder
 from gramary import Connector, Settings, Table
 from gramary.errors import ArgumentError, RowFetchError
 from gramary.offload import RowServer, channel
+from gramary.offload.description import describe
+from gramary.offload.region import Region
+from gramary.offload.setup import ring_shape
 
 SETTINGS = Settings(request_timeout_s=20, num_threads=1)
 
@@ -261,6 +267,96 @@ def test_what_comes_to_the_socket_and_is_no_engine_harms_nobody(server: RowServe
             batch = make_batch(3)
             rows = connector.wait(connector.request(batch))
             assert torch.equal(rows, expected_rows(table, batch))
+
+
+def changed(description: dict[str, Any], path: str, value: object) -> dict[str, Any]:
+    """Returns a copy of a description with another value at a path of keys."""
+    copy: Any = json.loads(json.dumps(description))
+    *keys, last = [int(key) if key.isdigit() else key for key in path.split(".")]
+    place = copy
+    for key in keys:
+        place = place[key]
+    place[last] = value
+    return copy
+
+
+WRONG_DESCRIPTIONS = [
+    ("version", 99), ("layers", []), ("layers", None), ("layers.0.host.num_rows", {}),
+    ("shape.max_tokens", 16.0), ("shape.row_bytes", [32.0]), ("shape.num_stream_slots", -1),
+    ("region.descriptor", 1), ("region.descriptor", -1), ("region.descriptor", 9),
+    ("region.num_bytes", 1 << 40), ("region.num_bytes", 4096), ("region.num_bytes", "x"),
+    ("shape.max_tokens", 1 << 20), ("shape.max_tokens", -1),
+    ("shape.max_requests", 1 << 20), ("shape.history_length", 1), ("shape.history_length", 4),
+    ("shape.num_host_slots", 1 << 40), ("shape.num_inputs", 1 << 40),
+    ("shape.num_heads", [40]), ("shape.num_heads", [4, 4]), ("shape.row_bytes", [1 << 20]),
+    ("layers.0.row_bytes", 0), ("layers.0.row_bytes", 1 << 20), ("layers.0.row_bytes", "x"),
+    ("layers.0.spec.vocab_size", 1 << 80), ("layers.0.spec.heads_per_ngram", 3),
+    ("layers.0.spec.ngram_size", 9), ("layers.0.spec.rows_multiple", 0),
+    ("layers.0.host.num_rows", 1 << 40), ("layers.0.host.num_rows", -1),
+    ("layers.0.host.first_row", -1), ("layers.0.host.first_row", 1),
+    ("layers.0.host.num_bytes", 1 << 40), ("layers.0.host.num_bytes", 64),
+    ("layers.0.host.descriptor", 9), ("layers.0.disk", {"first_row": 0, "num_rows": 1}),
+    ("settings.num_threads", -4), ("settings", None),
+]  # fmt: skip
+
+
+def test_a_description_that_does_not_fit_is_refused_and_harms_nobody(server: RowServer) -> None:
+    """Whatever a rank says of its memory, the worker reads and writes nothing beside it."""
+    with (
+        make_table() as table,
+        Connector(
+            table, max_tokens=16, worker="process", server=server.address, settings=SETTINGS
+        ) as connector,
+        contextlib.closing(Region(ring_shape([table], 16, 2))) as region,
+    ):
+        right, descriptors = describe(region, [table], SETTINGS)
+        for seed, (path, value) in enumerate(WRONG_DESCRIPTIONS):
+            described = channel.memory_file(
+                "test", json.dumps(changed(right, path, value)).encode()
+            )
+            connection, _ = channel.connect(server.address, 10)
+            with connection:
+                socket.send_fds(connection, [channel.JOIN], [described, *descriptors])
+                answer = channel.receive(connection, waits=True)
+            os.close(described)
+            assert answer is not None, (path, value)
+            assert answer[0].startswith(channel.REFUSE), (path, value, answer)
+            batch = make_batch(seed)
+            rows = connector.wait(connector.request(batch))
+            assert torch.equal(rows, expected_rows(table, batch)), (path, value)
+        assert server.why_dead() is None
+
+
+@pytest.mark.parametrize("num_free", range(4))
+def test_a_worker_out_of_descriptors_serves_on_and_says_why_it_refuses(
+    server: RowServer, num_free: int
+) -> None:
+    """Whoever comes meanwhile is refused with the limit's name, or let in once there is room."""
+    words: dict[str, Any] = {"worker": "process", "server": server.address, "settings": SETTINGS}
+    batch, pid = make_batch(1), server.process.pid
+
+    def come() -> str:
+        try:
+            with Connector(table, max_tokens=16, **words) as other:
+                return str(torch.equal(other.wait(other.request(batch)), expected))
+        except RowFetchError as error:
+            return str(error)
+
+    with make_table() as table, Connector(table, max_tokens=16, **words) as connector:
+        expected = expected_rows(table, batch)
+        limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        used = {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()}
+        free = sorted(set(range(len(used) + num_free + 1)) - used)
+        with ThreadPoolExecutor(1) as others:
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (free[num_free], limits[1]))
+            late = others.submit(come)
+            for _ in range(10):
+                assert torch.equal(connector.wait(connector.request(batch)), expected)
+                time.sleep(0.02)
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+            answer = late.result()
+        assert answer == "True" or "open files" in answer
+        assert come() == "True"
 
 
 def test_spans_of_the_worker_come_to_the_engine(server: RowServer) -> None:

@@ -10,6 +10,7 @@ import dataclasses
 import enum
 import struct
 
+from gramary.arguments import require_integer
 from gramary.errors import ArgumentError
 from gramary.native.offload import RegionPlaces
 
@@ -124,10 +125,14 @@ class RingShape:
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "max_requests", "history_length", "num_host_slots"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(f"{name}: expected at least 1, got {getattr(self, name)}")
+            require_integer(name, getattr(self, name), 1)
+        for name in ("num_stream_slots", "num_inputs"):
+            require_integer(name, getattr(self, name), 0)
         if not 1 <= len(self.num_heads) <= MAX_LAYERS or len(self.num_heads) != len(self.row_bytes):
             raise ArgumentError(f"tables: expected 1 to {MAX_LAYERS}, got {len(self.num_heads)}")
+        for heads, row_bytes in zip(self.num_heads, self.row_bytes, strict=True):
+            require_integer("num_heads", heads, 1)
+            require_integer("row_bytes", row_bytes, 1)
 
     @property
     def num_layers(self) -> int:

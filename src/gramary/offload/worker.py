@@ -15,6 +15,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from typing import Any
 
 from gramary.native.offload import RowService
@@ -84,7 +85,14 @@ class Worker:
             self._answer(connection, *heard)
 
     def _let_in(self) -> None:
-        connection, _ = self._listener.accept()
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            # Out of descriptors, for one: who is served is served on, who comes is let in later.
+            time.sleep(LOOK_EVERY_S)
+            return
+        # Nobody who does not listen keeps the others waiting.
+        connection.setblocking(False)
         if not channel.is_own_user(connection):
             connection.close()
             return
@@ -117,7 +125,7 @@ class Worker:
             tenancy = Tenancy(descriptors)
         except Exception as error:
             # Whatever an engine sends, the others are served on.
-            why = f"{type(error).__name__}: {error}".encode()
+            why = f"{type(error).__name__}: {error}".encode(errors="replace")
             connection.send(channel.REFUSE + why[: channel.MAX_MESSAGE_BYTES // 2])
             return
         self._seats[connection] = tenancy
