@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from offload_stage import expected_rows, freeze, is_alive, make_batch, make_table, wait_until
 
 from gramary import Connector, Settings, Table
-from gramary.errors import FetchTimeoutError, RowFetchError
+from gramary.errors import CapacityError, FetchTimeoutError, RowFetchError
 
 QUICK = Settings(request_timeout_s=20, num_threads=1)
 
@@ -76,6 +78,30 @@ def test_a_worker_that_cannot_start_says_why(table: Table, monkeypatch: pytest.M
     monkeypatch.setattr("gramary.offload.ring.VERSION", 999)
     with pytest.raises(RowFetchError, match="version 999 of the ring"):
         Connector(table, max_tokens=16, worker="process", settings=QUICK)
+
+
+def test_an_engine_out_of_descriptors_says_so_and_leaves_nothing(table: Table) -> None:
+    """However many are left: either all of it works, or an error of ours names the limit."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    folder = Path("/proc/self/fd")
+    words: dict[str, Any] = {"max_tokens": 16, "worker": "process", "settings": QUICK}
+    used = {int(path.name) for path in folder.iterdir()}
+    for num_free in (*range(12), 20):
+        free = sorted(set(range(len(used) + num_free + 1)) - used)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free[num_free], limits[1]))
+        try:
+            with Connector(table, **words) as connector:
+                batch = make_batch(1)
+                rows = connector.wait(connector.request(batch))
+                assert torch.equal(rows, expected_rows(table, batch))
+            told = "served"
+        except (RowFetchError, CapacityError) as error:
+            told = str(error)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert told == "served" or "Too many open files" in told
+        assert len(list(folder.iterdir())) <= len(used)
+    assert told == "served"
 
 
 ENGINE = """

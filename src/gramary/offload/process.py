@@ -55,16 +55,21 @@ class ProcessService(Service):
         self._turn = threading.Lock()
         self._is_stopped = False
         self._why_gone: str | None = None
-        self._server = None if address else RowServer(1, settings=settings)
-        self._address = address or (self._server.address if self._server else "")
+        self._server: RowServer | None = None
         try:
-            self._connection, self.pid = channel.connect(self._address, START_TIMEOUT_S)
+            if address is None:
+                self._server = RowServer(1, settings=settings)
+                address = self._server.address
+            self._connection, self.pid = channel.connect(address, START_TIMEOUT_S)
             try:
                 self._join(tables, settings)
                 self._await_start()
             except BaseException:
                 self._connection.close()
                 raise
+        except OSError as error:
+            self._close_server(error)
+            raise RowFetchError(f"the row service did not start: {error}") from error
         except BaseException as error:
             self._close_server(error)
             raise
@@ -153,7 +158,8 @@ class ProcessService(Service):
             return
         why = self._server.why_dead()
         self._server.close()
-        if isinstance(error, RowFetchError) and why and why not in str(error):
+        is_told = error is None or (why is not None and why in str(error))
+        if why and not is_told and isinstance(error, (RowFetchError, OSError)):
             raise RowFetchError(f"the row service did not start: {why}") from error
 
 

@@ -69,6 +69,7 @@ class RowServer(Closing):
             opened.callback(shutil.rmtree, folder, ignore_errors=True)
             listener = opened.enter_context(channel.listen(self.address, num_ranks + 8))
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            opened.enter_context(ours)
             opened.enter_context(theirs)
             config = channel.memory_file("gramary-worker", json.dumps(values).encode())
             opened.callback(os.close, config)
