@@ -18,8 +18,10 @@ from table_stage import (
     same_bits,
     small_spec,
 )
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from gramary import Table
+from gramary import Table, ngram_ids
 from gramary.codecs import Codec
 from gramary.errors import (
     ArgumentError,
@@ -525,3 +527,49 @@ def test_a_compiled_lookup_writes_the_callers_buffer() -> None:
     assert torch.equal(model(row_ids, out), expected * 2)
     assert same_bits(out, expected)
     torch.compiler.reset()
+
+
+def test_a_fake_tensor_gets_a_fake_result_and_reads_nothing() -> None:
+    """Outside of any compiler too: such a tensor has no memory, whatever its address says."""
+    table, _ = loaded("fp8")
+    batch = random_batch(SPEC, [5, 3])
+    fake = FakeTensorMode().from_tensor
+    row_ids, fake_batch = fake(torch.tensor([1, -1])), [fake(tensor) for tensor in batch]
+    buffer = fake(torch.empty(2, SPEC.row_dim))
+    results = [
+        (table.lookup(row_ids), (2, SPEC.row_dim), torch.bfloat16),
+        (table.lookup(row_ids, out=buffer), (2, SPEC.row_dim), torch.float32),
+        (table.embed(*fake_batch), (8, SPEC.embed_dim), torch.bfloat16),
+        (table.embed(*fake_batch, dtype=torch.uint8), (8, SPEC.embed_dim), torch.uint8),
+    ]
+    for rows, shape, dtype in results:
+        assert isinstance(rows, FakeTensor)
+        assert (tuple(rows.shape), rows.dtype) == (shape, dtype)
+    with pytest.raises(ArgumentError, match="expected a plain tensor, got a FakeTensor"):
+        ngram_ids(SPEC, *fake_batch)
+    assert table.stats().num_calls == 0
+
+
+@pytest.mark.behaviour(9)
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_a_traced_function_asks_the_table_at_every_run(mode: str) -> None:
+    """Behaviour 9: tracers by dispatch see one operation, not a result without a source."""
+    table, encoded = loaded("fp8")
+    traced = make_fx(lambda row_ids: table.lookup(row_ids), tracing_mode=mode)(torch.tensor([1, 2]))
+    assert "gramary.lookup" in traced.code
+    assert not list(traced.buffers())
+    row_ids = torch.tensor([7, -1])
+    assert same_bits(traced(row_ids), expected_rows(table.codec, encoded, row_ids))
+
+
+def test_views_that_are_negated_when_they_are_read() -> None:
+    table, encoded = loaded()
+    row_ids, batch = torch.tensor([4, -1, 9]), random_batch(SPEC, [5, 0, 3])
+    expected = expected_rows(table.codec, encoded, row_ids)
+    assert same_bits(table.lookup(torch._neg_view(-row_ids)), expected)
+    negated = [torch._neg_view(-tensor) for tensor in batch]
+    expected = expected_embedding(SPEC, table.codec, encoded, batch)
+    assert same_bits(table.embed(*negated), expected)
+    out = torch._neg_view(torch.empty(3, SPEC.row_dim))
+    with pytest.raises(ArgumentError, match="out: expected a tensor that is not negated"):
+        table.lookup(row_ids, out=out)

@@ -238,7 +238,7 @@ class Table(Closing):
             RowReadError: rows on disk cannot be read.
             LoadError, ClosedError: the table is not loaded, or closed.
         """
-        if torch.compiler.is_compiling():
+        if compiled.is_watched(row_ids, out):
             return compiled.lookup(self, row_ids, out, dtype)
         with self._life.using():
             reader = self._reader.get()
@@ -279,7 +279,7 @@ class Table(Closing):
                 first. What `out` holds is then undefined.
             ArgumentError, RowReadError, LoadError, ClosedError: as `lookup`.
         """
-        if torch.compiler.is_compiling():
+        if compiled.is_watched(token_ids, query_start_loc, history, out):
             batch = (token_ids, query_start_loc, history)
             return compiled.embed(self, batch, out, dtype)
         with self._life.using():

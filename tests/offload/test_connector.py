@@ -15,6 +15,7 @@ from typing import Literal
 import pytest
 import torch
 from offload_stage import expected_rows, make_batch, make_spec, make_table, wait_until
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gramary import Connector, Settings, Table
 from gramary.codecs import Codec
@@ -31,6 +32,8 @@ from gramary.errors import (
 from gramary.offload.region import Region
 
 Worker = Literal["thread", "process"]
+
+TENSORS = ("token_ids", "query_start_loc", "history")
 
 QUICK = Settings(request_timeout_s=0.2, num_threads=2)
 
@@ -79,6 +82,38 @@ def test_early_requests_are_served_while_others_wait(table: Table, connector: Co
     # Awaited in the other order than requested: each slot is its own.
     for ticket, batch in reversed(list(zip(tickets, batches, strict=True))):
         assert torch.equal(connector.wait(ticket), expected_rows(table, batch))
+
+
+@pytest.mark.parametrize("prefill", [True, False])
+def test_tensors_of_any_layout_are_read_as_their_numbers(
+    table: Table, connector: Connector, prefill: bool
+) -> None:
+    """Steps, transposed histories, other integers, and views that are negated when read."""
+    batch = make_batch(3, prefill=prefill)
+    assert batch.history is not None
+    changes: list[dict[str, torch.Tensor]] = [
+        {"token_ids": batch.token_ids.repeat_interleave(2)[::2]},
+        {"token_ids": batch.token_ids.int(), "history": batch.history.t().contiguous().t()},
+        {"history": batch.history.int()},
+        {name: torch._neg_view(-getattr(batch, name)) for name in TENSORS},
+    ]
+    for change in changes:
+        changed = dataclasses.replace(batch, **change)
+        assert torch.equal(connector.wait(connector.request(changed)), expected_rows(table, batch))
+    with pytest.raises(ArgumentError, match="expected a plain tensor, got a FakeTensor"):
+        dataclasses.replace(batch, token_ids=FakeTensorMode().from_tensor(batch.token_ids))
+    ticket = connector.request(batch)
+    out = torch.empty(batch.num_tokens, table.spec.embed_dim)
+    for wrong, problem in [
+        (FakeTensorMode().from_tensor(out), "plain tensor"),
+        (torch._neg_view(out), "negated"),
+        (out.t().contiguous().t(), "contiguous"),
+        (out.double(), "dtype"),
+        (out[1:], r"\[8, 128\]"),
+    ]:
+        with pytest.raises(ArgumentError, match=problem):
+            connector.wait(ticket, out=wrong)
+    assert torch.equal(connector.wait(ticket, out=out), expected_rows(table, batch, out.dtype))
 
 
 def test_inputs_are_copied_before_request_returns(table: Table, connector: Connector) -> None:
@@ -148,7 +183,7 @@ def test_a_request_that_is_interrupted_was_none(
         assert (stats["failures"], stats["late_answers"], stats["waiting_ns"]) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("name", ["token_ids", "query_start_loc", "history"])
+@pytest.mark.parametrize("name", TENSORS)
 @pytest.mark.parametrize("prefill", [True, False])
 def test_tensors_that_fit_no_more_are_named_at_the_request(
     connector: Connector, table: Table, name: str, prefill: bool

@@ -283,6 +283,8 @@ def test_views_that_are_not_contiguous() -> None:
     got = ngram_ids(REAL, tokens[::2], starts, history)
     expected = ngram_ids_ref(REAL, tokens[::2], starts, history)
     assert_equal_ids(got, expected)
+    negated = [torch._neg_view(-tensor) for tensor in (tokens[::2], starts, history)]
+    assert_equal_ids(ngram_ids(REAL, *negated), expected)
 
 
 @pytest.mark.parametrize("num_tokens", [3, 20000])

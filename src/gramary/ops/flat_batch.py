@@ -43,6 +43,38 @@ def check_flat_batch(
         )
 
 
+def is_stand_in(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor is of a class that answers operations itself (FakeTensor, DTensor).
+
+    The address of such a tensor is not that of its numbers, if it has any.
+    """
+    return type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+
+
+def require_plain(name: str, tensor: torch.Tensor) -> None:
+    """Raises ArgumentError where an argument is a stand-in for a tensor."""
+    if is_stand_in(tensor):
+        raise ArgumentError(f"{name}: expected a plain tensor, got a {type(tensor).__name__}")
+
+
+def require_in_memory(out: torch.Tensor) -> None:
+    """Raises ArgumentError where what is written at a result buffer's address is not its numbers.
+
+    Apart from `check_out`, which a compiler may trace.
+    """
+    require_plain("out", out)
+    if out.is_neg():
+        raise ArgumentError("out: expected a tensor that is not negated when it is read")
+
+
+def as_in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor whose numbers lie at its address, one behind the other, as they are.
+
+    A view that is negated when it is read is copied, as one with gaps is.
+    """
+    return tensor.resolve_conj().resolve_neg().contiguous()
+
+
 def check_out(
     out: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> None:
@@ -76,6 +108,7 @@ def check_tensor(
     if tensor.dtype not in dtypes:
         expected = " or ".join(str(dtype) for dtype in dtypes)
         raise ArgumentError(f"{name}: expected {expected}, got {tensor.dtype}")
+    require_plain(name, tensor)
     if tensor.layout != torch.strided:
         raise ArgumentError(f"{name}: expected a dense tensor, got {tensor.layout}")
     if tensor.dim() != num_dims:
@@ -86,4 +119,13 @@ def check_tensor(
         )
 
 
-__all__ = ["TOKEN_DTYPES", "check_flat_batch", "check_out", "check_tensor"]
+__all__ = [
+    "TOKEN_DTYPES",
+    "as_in_memory",
+    "check_flat_batch",
+    "check_out",
+    "check_tensor",
+    "is_stand_in",
+    "require_in_memory",
+    "require_plain",
+]

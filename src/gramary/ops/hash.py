@@ -7,7 +7,7 @@ import torch
 from gramary.errors import UnsupportedError
 from gramary.hashing import HashSpec
 from gramary.ops._cpu import hash as cpu_backend
-from gramary.ops.flat_batch import check_flat_batch, check_out
+from gramary.ops.flat_batch import as_in_memory, check_flat_batch, check_out, require_in_memory
 
 
 def ngram_ids(
@@ -57,8 +57,9 @@ def ngram_ids(
         out = torch.empty(shape, dtype=torch.int64, device=token_ids.device)
     else:
         check_out(out, shape, torch.int64, token_ids.device)
-    token_ids, query_start_loc = token_ids.contiguous(), query_start_loc.contiguous()
-    history = None if history is None else history.contiguous()
+    require_in_memory(out)
+    token_ids, query_start_loc = as_in_memory(token_ids), as_in_memory(query_start_loc)
+    history = None if history is None else as_in_memory(history)
     if token_ids.device.type == "cpu":
         cpu_backend.ngram_ids(spec, token_ids, query_start_loc, history, out)
     elif token_ids.device.type == "cuda":

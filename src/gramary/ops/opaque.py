@@ -2,7 +2,8 @@
 
 `torch.compile` must never see a table: traced, its gigabytes would become an argument of the
 graph. These operations take a number instead, and what a table answers is looked up when they
-run. `Table.embed` and `Table.lookup` go through them while `torch.compiler.is_compiling()`.
+run. `Table.embed` and `Table.lookup` go through them while anybody looks at operations: a
+compiler, a dispatch mode, a tensor that answers operations itself.
 """
 
 import itertools

@@ -7,7 +7,7 @@ import torch
 from gramary.codecs import Codec, describe
 from gramary.errors import ArgumentError, RowIdError
 from gramary.native.rows import first_wrong_row_id
-from gramary.ops.flat_batch import check_out
+from gramary.ops.flat_batch import as_in_memory, check_out, require_in_memory, require_plain
 
 _ID_DTYPES = (torch.int32, torch.int64)
 
@@ -24,7 +24,8 @@ def flat_row_ids(row_ids: torch.Tensor) -> torch.Tensor:
         raise ArgumentError(
             f"row_ids: expected dense int32 or int64, got {describe(row_ids)}, {row_ids.layout}"
         )
-    return row_ids.reshape(-1).contiguous()
+    require_plain("row_ids", row_ids)
+    return as_in_memory(row_ids.reshape(-1))
 
 
 def require_row_ids(row_ids: torch.Tensor, num_rows: int) -> None:
@@ -47,6 +48,24 @@ def require_device(name: str, tensor: torch.Tensor, device: torch.device) -> Non
 
 
 def result_buffer(
+    codec: Codec,
+    shape: tuple[int, ...],
+    rows_across: int,
+    device: torch.device,
+    out: torch.Tensor | None,
+    dtype: torch.dtype | None,
+) -> torch.Tensor:
+    """Returns what `fitting_buffer` does, to be written at its address.
+
+    Raises:
+        ArgumentError: as it does, or `out` is a stand-in for a tensor, or negated when it is read.
+    """
+    result = fitting_buffer(codec, shape, rows_across, device, out, dtype)
+    require_in_memory(result)
+    return result
+
+
+def fitting_buffer(
     codec: Codec,
     shape: tuple[int, ...],
     rows_across: int,

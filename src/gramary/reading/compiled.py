@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
+from torch._C import _len_torch_dispatch_stack
 
 from gramary.codecs import Codec
 from gramary.hashing import HashSpec
 from gramary.ops import opaque
-from gramary.reading.arguments import result_buffer
+from gramary.ops.flat_batch import is_stand_in
+from gramary.reading.arguments import fitting_buffer
 
 
 class HandledTable(Protocol):
@@ -21,6 +23,19 @@ class HandledTable(Protocol):
     handle: int
 
 
+def is_watched(*tensors: torch.Tensor | None) -> bool:
+    """Returns whether somebody looks at operations, and must see a lookup as one of them.
+
+    That is a compiler, a dispatch mode (a tracer, a fake mode, a counter), or a tensor that
+    answers operations itself.
+    """
+    return (
+        torch.compiler.is_compiling()
+        or _len_torch_dispatch_stack() > 0
+        or any(isinstance(tensor, torch.Tensor) and is_stand_in(tensor) for tensor in tensors)
+    )
+
+
 def lookup(
     table: HandledTable, row_ids: torch.Tensor, out: torch.Tensor | None, dtype: torch.dtype | None
 ) -> torch.Tensor:
@@ -29,7 +44,7 @@ def lookup(
         width, dtype = table.codec.output_width(dtype), table.codec.output_dtype(dtype)
         rows: torch.Tensor = opaque.lookup(table.handle, row_ids, width, dtype)
         return rows
-    result = result_buffer(table.codec, row_ids.shape, 1, table.device, out, dtype)
+    result = fitting_buffer(table.codec, row_ids.shape, 1, table.device, out, dtype)
     opaque.lookup_out(table.handle, row_ids, result)
     return result
 
@@ -46,6 +61,6 @@ def embed(
         width, dtype = table.codec.output_width(dtype), table.codec.output_dtype(dtype)
         rows: torch.Tensor = opaque.embed(table.handle, *batch, num_heads * width, dtype)
         return rows
-    result = result_buffer(table.codec, token_ids.shape, num_heads, table.device, out, dtype)
+    result = fitting_buffer(table.codec, token_ids.shape, num_heads, table.device, out, dtype)
     opaque.embed_out(table.handle, *batch, result)
     return result

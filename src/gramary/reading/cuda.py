@@ -19,6 +19,7 @@ from gramary.ops._triton import embed as embed_op
 from gramary.ops._triton import hash as hash_op
 from gramary.ops._triton.sticky_error import error_of, new_error
 from gramary.ops.extents import Extents
+from gramary.ops.flat_batch import as_in_memory
 from gramary.reading.base import TableReader
 from gramary.reading.upload import Uploader, UploadTarget
 from gramary.settings import Settings
@@ -83,8 +84,8 @@ class CudaReader(TableReader):
             if token_ids.device != self._device:
                 self._uploader.embed(token_ids, query_start_loc, history, out)
                 return
-            batch = (token_ids.contiguous(), query_start_loc.contiguous())
-            history = None if history is None else history.contiguous()
+            batch = (as_in_memory(token_ids), as_in_memory(query_start_loc))
+            history = None if history is None else as_in_memory(history)
             embed_op.embed(
                 self._constants, *batch, history, self._extents, self._codec, out, self._error
             )

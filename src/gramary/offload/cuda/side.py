@@ -38,6 +38,7 @@ from gramary.offload.watchdog import Watchdog
 from gramary.ops._triton.hash import HashConstants
 from gramary.ops._triton.sticky_error import error_of
 from gramary.ops.extents import Extents
+from gramary.ops.flat_batch import as_in_memory
 from gramary.settings import Settings
 from gramary.table import Table
 from gramary.tiers.device import DeviceTier
@@ -233,9 +234,9 @@ class CudaSide(Side):
                 f"replays would not see host tensors change), got {tokens.device}"
             )
         return (
-            tokens.to(self._device).contiguous(),
-            starts.to(self._device).contiguous(),
-            None if history is None else history.to(self._device).contiguous(),
+            as_in_memory(tokens.to(self._device)),
+            as_in_memory(starts.to(self._device)),
+            None if history is None else as_in_memory(history.to(self._device)),
         )
 
     def _slot_in_turn(self, ticket: Ticket) -> DeviceSlot:

@@ -10,6 +10,7 @@ from gramary.hashing import HashSpec
 from gramary.native import rows as native_rows
 from gramary.native.rows import RowExtent
 from gramary.ops._cpu.hash import hasher, raise_fault
+from gramary.ops.flat_batch import as_in_memory
 
 
 def lookup(
@@ -64,8 +65,8 @@ def embed(
         TokenError: a token or a history token lies outside the vocabulary.
         ArgumentError: query_start_loc does not begin with 0, falls or passes T.
     """
-    token_ids, query_start_loc = token_ids.contiguous(), query_start_loc.contiguous()
-    history = None if history is None else history.contiguous()
+    token_ids, query_start_loc = as_in_memory(token_ids), as_in_memory(query_start_loc)
+    history = None if history is None else as_in_memory(history)
     fault = native_rows.embed(
         hasher(spec), codec.name, codec.row_dim, codec.scale,
         token_ids, query_start_loc, history, extent, out,
