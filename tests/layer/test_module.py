@@ -254,6 +254,34 @@ def test_a_state_over_an_engines_pool(layer: PLELayer) -> None:
     assert pool[[0, 1, 2, 4]].isnan().all()
 
 
+@pytest.mark.parametrize(
+    ("slots", "positions", "named"),
+    [
+        ([0, 5], [0, 0], r"slots\[1\]: expected a slot from 0 to 4"),
+        ([-1, 1], [0, 0], r"slots\[0\]"),
+        ([2**62, 1], [0, 0], r"slots\[0\]"),
+        ([3, 3], [0, 0], r"slots\[1\].*that no other request has, got 3"),
+        ([3, 4], [0, -1], r"positions\[1\]: expected 0 or more, got -1"),
+    ],
+)
+def test_slots_that_are_not_in_the_pool_are_named(
+    layer: PLELayer, slots: list[int], positions: list[int], named: str
+) -> None:
+    """A request without a slot would get no contribution, and two in one slot each other's."""
+    pool = layer.new_state(5).conv_state
+    with pytest.raises(SlotError, match=named):
+        PLEState(layer.geometry, pool, torch.tensor(slots), torch.tensor(positions))
+
+
+@pytest.mark.parametrize("autocast", [torch.float16, torch.bfloat16])
+def test_autocast_changes_no_bit(layer: PLELayer, autocast: torch.dtype) -> None:
+    tokens = torch.arange(12).view(2, 6)
+    hidden = torch.randn(2, 6, layer.geometry.channels).to(layer.dtype)
+    expected = layer(hidden, tokens)
+    with torch.autocast("cpu", autocast):
+        assert_same_bits(layer(hidden, tokens), expected, "out")
+
+
 def test_sum_with_the_residual(layer: PLELayer) -> None:
     hidden, tokens = draw(layer, 2, 9)
     before = hidden.clone()

@@ -31,7 +31,8 @@ class PLELayer(nn.Module):
 
     Parameters are named as in the model's checkpoint, so a state dict loads without its
     `ple_embedding.*` entries, which are the table's. The arithmetic is that of
-    `gramary.ops.reference.gate_conv`. For inference: no gradient flows.
+    `gramary.ops.reference.gate_conv`, in the layer's dtype under autocast too. For inference: no
+    gradient flows.
 
     Each call binds its tensors anew; an engine that captures CUDA graphs plans and binds
     `gramary.ple` on static buffers itself, with this module's weights.
@@ -211,11 +212,12 @@ class PLELayer(nn.Module):
             rows = self._embed(tokens, query_start_loc, kept.history())
         self._check_tensor("rows", rows, (tokens.shape[0], self.geometry.spec.embed_dim))
         geometry = self.geometry
+        key, value = self._project(rows)
         batch = LayerBatch(
             geometry=geometry,
             residual=hidden_states.reshape(-1, geometry.streams, geometry.hidden_size),
-            key=self.key_proj(rows).unflatten(-1, (geometry.streams, geometry.hidden_size)),
-            value=self.value_proj(rows),
+            key=key.view(-1, geometry.streams, geometry.hidden_size),
+            value=value,
             query_start_loc=query_start_loc,
             state=kept,
             longest=longest,
@@ -230,6 +232,11 @@ class PLELayer(nn.Module):
         if state is not None:
             state.advance(tokens, query_start_loc)
         return out.reshape(hidden_states.shape)
+
+    def _project(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns keys and values of rows, in the layer's dtype under autocast too."""
+        with torch.autocast(rows.device.type, enabled=False):
+            return self.key_proj(rows), self.value_proj(rows)
 
     def _embed(
         self, token_ids: torch.Tensor, query_start_loc: torch.Tensor, history: torch.Tensor

@@ -35,6 +35,8 @@ class PLEState:
 
     Raises:
         ArgumentError: a tensor has the wrong shape, dtype or device.
+        SlotError: on the CPU, a slot is not in the pool or another request's, or a position is
+            below 0 (on CUDA they are not read).
     """
 
     def __init__(
@@ -192,3 +194,19 @@ class PLEState:
                 f"positions: expected shape {list(self.slots.shape)} like slots, "
                 f"got {list(self.positions.shape)}"
             )
+        if pool.device.type == "cpu":
+            self._check_numbers()
+
+    def _check_numbers(self) -> None:
+        """Raises SlotError where a request has no slot or position, or two have one slot."""
+        num_slots, taken = self.conv_state.shape[0], set[int]()
+        pairs = zip(self.slots.tolist(), self.positions.tolist(), strict=True)
+        for request, (slot, position) in enumerate(pairs):
+            if not 0 <= slot < num_slots or slot in taken:
+                raise SlotError(
+                    f"slots[{request}]: expected a slot from 0 to {num_slots - 1} that no other "
+                    f"request has, got {slot}"
+                )
+            taken.add(slot)
+            if position < 0:
+                raise SlotError(f"positions[{request}]: expected 0 or more, got {position}")
