@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from gramary.errors import ClosedError, RowFetchError
+from gramary.errors import ClosedError, RowFetchError, TokenError
 from gramary.integrations.prompt_chunks import chunks_of_prompts
 from gramary.integrations.table_embedding import TableEmbedding
 from gramary.integrations.transformers import load, open_tables
@@ -250,6 +250,31 @@ def test_a_forward_that_fails_leaves_nothing_under_way(early: Any, late: Any) ->
         hook.remove()
         assert connector_of(early).stats()["open_tickets"] == 0
         assert_same(write(early, inputs, 6), write(late, inputs, 6))
+
+
+@pytest.mark.behaviour(32)
+@pytest.mark.parametrize("position", range(0, 30, 5))
+def test_a_prompt_with_a_wrong_token_fails_alone(early: Any, late: Any, position: int) -> None:
+    """Behaviour 32: in whichever chunk it stands, the next prompt is read as if it never came."""
+    inputs = prompts(30, seed=9)
+    wrong = {name: tensor.clone() for name, tensor in inputs.items()}
+    wrong["input_ids"][0, position] = 10**6
+    for _ in range(3):
+        with pytest.raises((TokenError, IndexError)):
+            write(early, wrong, 6)
+        assert connector_of(early).stats()["open_tickets"] == 0
+    assert_same(write(early, inputs, 6), write(late, inputs, 6))
+
+
+@pytest.mark.behaviour(32)
+def test_a_prompt_that_cannot_be_requested_fails_alone(early: Any, late: Any) -> None:
+    """Behaviour 32: what an earlier prompt left in the connector ends with one error."""
+    inputs = prompts(30, seed=11)
+    write(early, inputs, 6)
+    connector_of(early).service.stop()
+    with pytest.raises(RowFetchError, match="stopped"):
+        write(early, inputs, 6)
+    assert_same(write(early, inputs, 6), write(late, inputs, 6))
 
 
 def connector_of(model: Any) -> Any:

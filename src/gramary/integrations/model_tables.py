@@ -136,9 +136,10 @@ class ModelTables:
         """Requests the first chunks; the block's forwards take them."""
         connector = self._connector_for(max((batch.num_tokens for batch in chunks), default=1))
         prompt = PromptRows(connector, self.tables, chunks, NUM_AHEAD)
-        self._prompts["early"] += 1
         outer = _reading.set(prompt)
         try:
+            prompt.begin()
+            self._prompts["early"] += 1
             yield
             prompt.end()
         except RowFetchError:

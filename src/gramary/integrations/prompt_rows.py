@@ -19,10 +19,10 @@ from gramary.table import Table
 class PromptRows:
     """Rows of one prompt's chunks, on their way through a connector.
 
-    Order of calls, all from one thread: construct (the first chunks are requested) → `take` in
-    each forward, once a layer → `end`, or `abandon` where a forward failed. A forward that turns
-    out to run other tokens than the next chunk's gets nothing from here, and nothing is requested
-    any more.
+    Order of calls, all from one thread: construct → `begin` (the first chunks are requested) →
+    `take` in each forward, once a layer → `end`, or `abandon` where any of them failed. A forward
+    that turns out to run other tokens than the next chunk's gets nothing from here, and nothing is
+    requested any more.
 
     Args:
         connector: nobody else may request or wait meanwhile.
@@ -47,8 +47,17 @@ class PromptRows:
         self._chunks = deque(chunks)
         self._under_way: deque[tuple[Batch, Ticket]] = deque()
         self._differences: list[torch.Tensor] = []
+        self._num_ahead = num_ahead
         self.num_taken = 0
-        for _ in range(num_ahead):
+
+    def begin(self) -> None:
+        """Requests the first chunks.
+
+        Raises:
+            TokenError: a token lies outside the vocabulary.
+            RowFetchError: nothing can be requested of the connector any more.
+        """
+        for _ in range(self._num_ahead):
             self._request_next()
 
     def take(self, layer: int, row_ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
