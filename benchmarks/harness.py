@@ -13,6 +13,7 @@ the options; `python -m benchmarks.run` runs every module that this machine can.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,11 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.timers import CpuTimer, Timer, Work
 from gramary import receipts
+from gramary.errors import GramaryError
 from gramary.targets import Target, describe_target
+
+# Exit code of a benchmark that was not run, for what it was given.
+REFUSED = 2
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -195,6 +200,34 @@ def print_case(case: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
+def positive(text: str) -> int:
+    """Returns an option's number, at least 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {number}")
+    return number
+
+
+def new_file(text: str) -> Path:
+    """Returns an option's path of a file to write, once measured, in a folder that is there."""
+    path = Path(text)
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"expected a file in a folder that is there, got {path}")
+    return path
+
+
+@contextlib.contextmanager
+def told_in_words(parser: argparse.ArgumentParser) -> Iterator[None]:
+    """Ends a command with code 2 and one paragraph where the library refuses what it was given."""
+    try:
+        yield
+    except receipts.ReceiptError:
+        # A bug of the benchmark's.
+        raise
+    except GramaryError as error:
+        parser.exit(REFUSED, f"{parser.prog}: {error}\n")
+
+
 def main(benchmark: Benchmark, arguments: Sequence[str] | None = None) -> None:
     """Runs a benchmark from its command line and writes its receipt."""
     parser = argparse.ArgumentParser(prog=f"benchmarks.{benchmark.name}")
@@ -206,13 +239,14 @@ def main(benchmark: Benchmark, arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(words)
     if not benchmark.can_run():
         parser.exit(3, f"{benchmark.name}: needs {benchmark.needs}, which is not here\n")
-    receipt = run(
-        benchmark,
-        smoke=options.smoke,
-        commit=options.revision,
-        clean=options.clean if options.revision else None,
-        command=["python", "-m", f"benchmarks.{benchmark.name}", *words],
-    )
+    with told_in_words(parser):
+        receipt = run(
+            benchmark,
+            smoke=options.smoke,
+            commit=options.revision,
+            clean=options.clean if options.revision else None,
+            command=["python", "-m", f"benchmarks.{benchmark.name}", *words],
+        )
     if options.smoke and options.out is None:
         return
     path = options.out or machine.RESULTS / f"{benchmark.name}.json"

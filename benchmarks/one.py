@@ -37,9 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not benchmark.can_run():
         parser.exit(3, f"{options.name}: needs {benchmark.needs}, which is not here\n")
     try:
-        receipt = harness.run(
-            benchmark, smoke=options.smoke, command=["python", "-m", "benchmarks.one", *words]
-        )
+        with harness.told_in_words(parser):
+            receipt = harness.run(
+                benchmark, smoke=options.smoke, command=["python", "-m", "benchmarks.one", *words]
+            )
     except receipts.ReceiptError as error:
         if options.against and "cases" in str(error):
             note = f"{options.name}: has nothing against {options.against} here\n"

@@ -265,12 +265,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--device", choices=tuple(SIZES), default="cpu")
     made.add_argument("--placement", default="disk")
     made.add_argument("--model", type=Path, help="folder of a model with a PLE table")
-    made.add_argument("--chunks", type=int)
-    made.add_argument("--chunk-tokens", type=int)
-    made.add_argument("--layers", type=int)
-    made.add_argument("--repeats", type=int, default=3)
+    made.add_argument("--chunks", type=harness.positive)
+    made.add_argument("--chunk-tokens", type=harness.positive)
+    made.add_argument("--layers", type=harness.positive)
+    made.add_argument("--repeats", type=harness.positive, default=3)
     made.add_argument("--cold", action="store_true", help="drop the page cache before each run")
-    made.add_argument("--trace", type=Path, help="trace file for Perfetto")
+    made.add_argument("--trace", type=harness.new_file, help="trace file for Perfetto")
     made.add_argument("--plot", type=Path, help="picture of both timelines")
     return made
 

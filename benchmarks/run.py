@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import benchmarks
-from benchmarks.harness import Benchmark
+from benchmarks.harness import REFUSED, Benchmark
 from benchmarks.machine import ROOT
 from benchmarks.one import NOTHING_TO_COMPARE
 from benchmarks.peers import PEERS
@@ -36,7 +36,7 @@ def find_benchmarks() -> dict[str, Benchmark]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the named benchmarks, or all; exits with 1 when one failed."""
+    """Runs the named benchmarks, or all; exits with 1 when one failed, with 2 when all refused."""
     parser = argparse.ArgumentParser(prog="benchmarks.run")
     parser.add_argument("names", nargs="*", help="benchmarks to run (default: all)")
     parser.add_argument("--smoke", action="store_true", help="small cases, seconds; no receipts")
@@ -52,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown:
         known = ", ".join((*SUBJECTS, *available))
         parser.error(f"no benchmark {unknown[0]!r}; there are: {known}")
-    failed, compared = [], 0
+    failed: dict[str, int] = {}
+    compared = 0
     for name in names:
         if not available[name].can_run():
             print(f"== {name}: skipped, needs {available[name].needs}", flush=True)
@@ -64,11 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, check=False).returncode
         compared += code != NOTHING_TO_COMPARE
         if code not in (0, NOTHING_TO_COMPARE):
-            failed.append(name)
+            failed[name] = code
     if options.against and not compared:
         sys.exit(f"nothing of {', '.join(names)} can be compared with {options.against} here")
     if failed:
-        sys.exit(f"failed: {', '.join(failed)}")
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+        sys.exit(REFUSED if set(failed.values()) == {REFUSED} else 1)
 
 
 def command_of(name: str, options: argparse.Namespace, num_names: int) -> list[str]:

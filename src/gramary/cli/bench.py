@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+PICTURES = (".svg", ".png", ".pdf")
+
 # Words that this command does not know are a benchmark's own (`overlap --trace FILE`).
 CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -43,6 +45,8 @@ def bench(
             f"--tree: {tree.resolve()} has no benchmarks/run.py; benchmarks are part of the "
             "source tree, not of the installed package: run this in a clone of it"
         )
+    _require_file("--json", json, ())
+    _require_file("--plot", plot, PICTURES)
     if plot is not None:
         _require_matplotlib()
     words = names or []
@@ -55,6 +59,19 @@ def bench(
     command += ["--smoke"] if smoke else []
     done = subprocess.run([*command, *words[len(chosen) :]], cwd=tree, check=False)
     raise typer.Exit(done.returncode)
+
+
+def _require_file(option: str, path: Path | None, endings: tuple[str, ...]) -> None:
+    """Raises ArgumentError where a file could not be written once everything was measured."""
+    from gramary.errors import ArgumentError
+
+    if path is None:
+        return
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ArgumentError(f"{option}: expected a file in a folder that is there, got {path}")
+    if endings and path.suffix not in endings:
+        expected = " or ".join(endings)
+        raise ArgumentError(f"{option}: expected a name that ends in {expected}, got {path}")
 
 
 def _require_matplotlib() -> None:
