@@ -2,7 +2,9 @@
 
 import itertools
 
+import numpy as np
 import pytest
+import torch
 
 from gramary import HashSpec
 from gramary.errors import ArgumentError, ConfigError
@@ -69,10 +71,20 @@ def test_wrong_ranges_of_a_stage_are_refused(bounds: tuple[int, int]) -> None:
     ([(0, 2), (2, 9)], r"layer_ranges\[1\]: expected 0 <= start_layer"),
     ([(0, 6, 1)], r"layer_ranges\[0\]: expected two integers"),
     ([6], r"layer_ranges\[0\]: expected two integers"),
+    ([(0, 2), (2, 6.0)], r"layer_ranges\[1\]: expected an integer, got 6\.0"),
+    (None, "layer_ranges: expected a list"), (6, "layer_ranges: expected a list"),
+    (iter([(0, 6)]), "layer_ranges: expected a list"), ({(0, 6)}, "layer_ranges: expected a list"),
 ])  # fmt: skip
 def test_ranges_that_are_not_the_model_are_refused(bounds: list[object], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         stages_of_ple_layers(config(2), bounds)
+
+
+def test_integers_of_any_kind_are_layers() -> None:
+    """As an engine cuts its layers: numbers of NumPy and torch."""
+    cut = [(np.int64(0), torch.tensor(2)), [torch.tensor(2), np.int32(6)]]
+    assert stages_of_ple_layers(config(2), cut) == (0,)
+    assert ple_layers_of_stage(config(2), *cut[0]) == (0,)
 
 
 def test_a_configuration_without_a_number_of_layers_is_refused() -> None:

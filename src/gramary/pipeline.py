@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gramary.arguments import require_integer
 from gramary.errors import ArgumentError
 from gramary.hashing import ple_layer_ids
 from gramary.model_config import read_config
@@ -34,7 +35,8 @@ def ple_layers_of_stage(config: object, start_layer: int, end_layer: int) -> tup
         ConfigError: a file cannot be read, or a field is missing or wrong.
     """
     num_layers = read_config(config).integer("num_hidden_layers")
-    _check_range("start_layer, end_layer", (start_layer, end_layer), num_layers)
+    bounds = (start_layer, end_layer)
+    start_layer, end_layer = _checked_range("start_layer, end_layer", bounds, num_layers)
     # `ple_layer_ids` counts decoder layers from 1.
     return tuple(
         ple_index
@@ -58,12 +60,15 @@ def stages_of_ple_layers(
         ConfigError: a file cannot be read, or a field is missing or wrong.
     """
     num_layers = read_config(config).integer("num_hidden_layers")
+    if not isinstance(layer_ranges, (list, tuple)):
+        raise ArgumentError(
+            f"layer_ranges: expected a list of (start_layer, end_layer), got {layer_ranges!r}"
+        )
     next_layer = 0
     owners: dict[int, int] = {}
     for stage, bounds in enumerate(layer_ranges):
         name = f"layer_ranges[{stage}]"
-        _check_range(name, bounds, num_layers)
-        start_layer, end_layer = bounds
+        start_layer, end_layer = _checked_range(name, bounds, num_layers)
         if start_layer != next_layer:
             raise ArgumentError(
                 f"{name}: expected to begin with layer {next_layer}, behind the stage before, "
@@ -79,18 +84,19 @@ def stages_of_ple_layers(
     return tuple(owners[ple_index] for ple_index in sorted(owners))
 
 
-def _check_range(name: str, bounds: Sequence[int], num_layers: int) -> None:
-    are_two = isinstance(bounds, (tuple, list)) and len(bounds) == 2
-    if not are_two or any(type(bound) is not int for bound in bounds):
+def _checked_range(name: str, bounds: Sequence[int], num_layers: int) -> tuple[int, int]:
+    """Returns the first layer and one past the last as ints."""
+    if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
         raise ArgumentError(
             f"{name}: expected two integers, the first layer and one past the last, got {bounds!r}"
         )
-    start_layer, end_layer = bounds
+    start_layer, end_layer = (require_integer(name, bound) for bound in bounds)
     if not 0 <= start_layer <= end_layer <= num_layers:
         raise ArgumentError(
             f"{name}: expected 0 <= start_layer <= end_layer <= {num_layers} (num_hidden_layers), "
             f"got {start_layer} and {end_layer}"
         )
+    return start_layer, end_layer
 
 
 __all__ = ["ple_layers_of_stage", "stages_of_ple_layers"]
