@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from offload_stage import expected_rows
 
 from gramary import Batch, Connector, Settings, Table
 from gramary.errors import RowFetchError
+from gramary.tiers.disk import DiskTier
 
 QUICK = Settings(request_timeout_s=20, num_threads=2)
 
@@ -72,3 +74,40 @@ def test_a_file_that_shrinks_fails_its_requests_by_name(
             os.utime(file, ns=(times[file],) * 2)
         rows = connector.wait(connector.request(batch), dtype=torch.float32)
         assert torch.equal(rows, expected_rows(resident, batch, torch.float32))
+
+
+@pytest.mark.behaviour(32)
+@pytest.mark.parametrize("prefill", [True, False])
+@pytest.mark.parametrize("code", [errno.EIO, errno.EINVAL, 0])
+def test_a_failing_read_is_told_with_file_offset_and_errno(
+    checkpoint: Path, code: int, prefill: bool
+) -> None:
+    """Behaviour 32: EIO, others, and a short read (errno 0); every second request is well."""
+    with (
+        Table.open(checkpoint) as resident,
+        Table.open(checkpoint, placement="host=20KiB,disk") as table,
+        Connector(table, max_tokens=64, settings=QUICK) as connector,
+    ):
+        tier = table.tiers[1]
+        assert isinstance(tier, DiskTier)
+        faults = [(number, 1000, code, 0) for number in range(0, 8, 2)]
+        tier._reader.set_script(torch.tensor(faults))
+        for seed in range(8):
+            batch = random_batch(table, seed, prefill=prefill)
+            out = torch.zeros(40, table.spec.embed_dim)
+            ticket = connector.request(batch)
+            if seed % 2:
+                connector.wait(ticket, out=out)
+                assert torch.equal(out, expected_rows(resident, batch, torch.float32))
+                continue
+            with pytest.raises(RowFetchError, match="restart them") as caught:
+                connector.wait(ticket, out=out)
+            error, told = caught.value, str(caught.value)
+            assert error.errno == code
+            assert error.file in {file.path for file in tier.layout.files}
+            assert 0 <= error.offset < os.path.getsize(error.file)
+            why = os.strerror(code) if code else "short read"
+            for part in ("2 request(s), 40 token(s)", error.file, f"byte {error.offset}", why):
+                assert part in told
+            assert out.isnan().all()
+        assert connector.stats()["failures"] == 4
