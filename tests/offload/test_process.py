@@ -80,6 +80,28 @@ def test_a_worker_that_cannot_start_says_why(table: Table, monkeypatch: pytest.M
         Connector(table, max_tokens=16, worker="process", settings=QUICK)
 
 
+def test_modules_of_the_folder_we_stand_in_do_not_hide_the_workers(
+    table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine did not import them, so the worker must not either."""
+    for name in ("json", "socket", "torch", "gramary", "numpy"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name} of the folder')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    with Connector(table, max_tokens=16, worker="process", settings=QUICK) as connector:
+        batch = make_batch(1)
+        assert torch.equal(connector.wait(connector.request(batch)), expected_rows(table, batch))
+
+
+def test_a_worker_that_ends_at_once_says_why(
+    table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gramary.py").write_text("raise SystemExit('this is another gramary')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RowFetchError, match=r"ended with code 1: this is another gramary"):
+        Connector(table, max_tokens=16, worker="process", settings=QUICK)
+
+
 def test_an_engine_out_of_descriptors_says_so_and_leaves_nothing(table: Table) -> None:
     """However many are left: either all of it works, or an error of ours names the limit."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)

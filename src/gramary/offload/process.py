@@ -23,6 +23,7 @@ from gramary.tracing import Span
 
 START_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 5.0
+LAST_WORDS_S = 1.0
 
 
 class ProcessService(Service):
@@ -156,6 +157,10 @@ class ProcessService(Service):
     def _close_server(self, error: BaseException | None) -> None:
         if self._server is None:
             return
+        if error is not None:
+            # A worker that cannot start hangs up first and ends a moment later.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._server.process.wait(LAST_WORDS_S)
         why = self._server.why_dead()
         self._server.close()
         is_told = error is None or (why is not None and why in str(error))

@@ -116,7 +116,8 @@ def start_worker(*descriptors: int) -> subprocess.Popen[bytes]:
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     kept = inherited_environment(_KEPT_VARIABLES)
     return subprocess.Popen(
-        [sys.executable, "-m", "gramary.offload.worker", *map(str, descriptors)],
+        # -P: modules of the folder we stand in would hide the library's own, as they do not here.
+        [sys.executable, "-P", "-m", "gramary.offload.worker", *map(str, descriptors)],
         pass_fds=descriptors,
         env={**kept, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
         stdin=subprocess.DEVNULL,
