@@ -225,10 +225,14 @@ class Connector(Closing):
             if ticket not in self._open_tickets or ticket.awaited:
                 raise ArgumentError(f"ticket: expected one under way and not awaited, got {ticket}")
             ticket.is_canceled = True
+            try:
+                if ticket.lane != "none":
+                    self._side.cancel(ticket)
+            except BaseException:
+                ticket.is_canceled = False
+                raise
             self._open_tickets.remove(ticket)
             self._host_lane.finished(ticket)
-            if ticket.lane != "none":
-                self._side.cancel(ticket)
 
     def release_outputs(self) -> None:
         """Frees, at the end of a forward, the slots of tickets awaited for some layers only."""
@@ -237,9 +241,7 @@ class Connector(Closing):
                 self._require_open()
             for ticket in [ticket for ticket in self._open_tickets if ticket.awaited]:
                 for layer in set(range(len(self._tables))) - ticket.awaited:
-                    ticket.awaited.add(layer)
-                    if ticket.lane != "none":
-                        self._side.drop(ticket, layer)
+                    self._drop(ticket, layer)
                 self._finish_if_done(ticket)
 
     def check(self) -> None:
@@ -310,6 +312,16 @@ class Connector(Closing):
     def service(self) -> Service:
         """The running row service."""
         return self._service
+
+    def _drop(self, ticket: Ticket, layer: int) -> None:
+        """Gives a layer up, or raises and leaves everything as it was."""
+        ticket.awaited.add(layer)
+        try:
+            if ticket.lane != "none":
+                self._side.drop(ticket, layer)
+        except BaseException:
+            ticket.awaited.discard(layer)
+            raise
 
     def _take(self, ticket: Ticket, layer: int, out: torch.Tensor) -> None:
         if ticket.batch is None:

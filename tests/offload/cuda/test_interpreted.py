@@ -276,6 +276,41 @@ def test_what_a_graph_may_not_hold(cuda_connector: Make, table: Table, streams: 
         streams.capturing = False  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("prefill", [True, False])
+def test_what_is_refused_while_capturing_can_be_done_behind_it(
+    cuda_connector: Make, streams: object, prefill: bool
+) -> None:
+    """A ticket stays as it was: its slot is neither lost nor released twice."""
+    with (
+        make_table() as first,
+        make_table(ple_index=1) as second,
+        cuda_connector([first, second], max_tokens=16, settings=PATIENT) as connector,
+    ):
+        for seed in range(4):
+            batch = make_batch(seed, prefill=prefill)
+            ticket = connector.request(batch)
+            if seed % 2:
+                connector.wait(ticket, layer=0)
+            streams.capturing = True  # type: ignore[attr-defined]
+            refused = [lambda: connector.wait(ticket, layer=1)]  # noqa: B023
+            if seed % 2:
+                refused.append(connector.release_outputs)
+            elif not prefill:
+                refused.append(lambda: connector.cancel(ticket))  # noqa: B023
+            for call in refused:
+                with pytest.raises(ArgumentError, match="one CUDA graph"):
+                    call()
+            streams.capturing = False  # type: ignore[attr-defined]
+            assert connector.stats()["open_tickets"] == 1
+            connector.release_outputs() if seed % 2 else connector.cancel(ticket)
+            assert connector.stats()["open_tickets"] == 0
+        batch = make_batch(9, prefill=prefill)
+        ticket = connector.request(batch)
+        assert same(connector.wait(ticket, layer=1), expected_rows(second, batch))
+        assert same(connector.wait(ticket, layer=0), expected_rows(first, batch))
+        connector.check()
+
+
 def test_host_tensors_are_refused_while_capturing(
     cuda_connector: Make, table: Table, streams: object
 ) -> None:

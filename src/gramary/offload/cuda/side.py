@@ -181,6 +181,8 @@ class CudaSide(Side):
         if ticket.lane == "host":
             self._canceled.add(ticket)
             return
+        with self._streams.on_device():
+            self._require_same_graph(ticket)
         for layer in range(len(self._tables)):
             ticket.awaited.add(layer)
             self.drop(ticket, layer)
@@ -241,11 +243,7 @@ class CudaSide(Side):
 
     def _slot_in_turn(self, ticket: Ticket) -> DeviceSlot:
         """Returns a ticket's slot, behind the release of its slot's request before."""
-        if ticket.is_captured != self._streams.is_capturing():
-            raise ArgumentError(
-                f"ticket: expected {ticket} to be requested and awaited in one CUDA graph, or both "
-                "outside of any"
-            )
+        self._require_same_graph(ticket)
         slot = self._slots.at(require_slot(ticket))
         before = ticket.number - len(self._slots.host)
         if ticket.lane == "host" and before > 0:
@@ -253,6 +251,13 @@ class CudaSide(Side):
             # stream. It is lowered before that one is released.
             self._streams.wait(slot.released_address, before & 0xFFFFFFFF)
         return slot
+
+    def _require_same_graph(self, ticket: Ticket) -> None:
+        if ticket.is_captured != self._streams.is_capturing():
+            raise ArgumentError(
+                f"ticket: expected {ticket} to be requested and awaited in one CUDA graph, or both "
+                "outside of any"
+            )
 
     def _keep_error(self, error: FetchTimeoutError) -> None:
         with self._turn:
