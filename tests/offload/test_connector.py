@@ -29,6 +29,7 @@ from gramary.errors import (
     SlotsBusyError,
     TokenError,
 )
+from gramary.offload.consumer import HostConsumer
 from gramary.offload.region import Region
 
 Worker = Literal["thread", "process"]
@@ -181,6 +182,35 @@ def test_a_request_that_is_interrupted_was_none(
             )
         stats = connector.stats()
         assert (stats["failures"], stats["late_answers"], stats["waiting_ns"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("prefill", [True, False])
+@pytest.mark.parametrize("step", ["_await", "_copy", "release"])
+def test_a_wait_that_is_interrupted_can_be_repeated(
+    table: Table, monkeypatch: pytest.MonkeyPatch, step: str, prefill: bool
+) -> None:
+    """Wherever an interrupt strikes, the rows are there at once, and later ones in their slots."""
+    patient = dataclasses.replace(QUICK, request_timeout_s=20)
+    with Connector(table, max_tokens=16, settings=patient) as connector:
+        own = getattr(HostConsumer, step)
+
+        def interrupted(*arguments: object) -> None:
+            own(*arguments)
+            raise KeyboardInterrupt
+
+        began = time.monotonic()
+        for seed in range(5):
+            batch = make_batch(seed, prefill=prefill)
+            ticket = connector.request(batch)
+            with monkeypatch.context() as patched:
+                patched.setattr(HostConsumer, step, interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    connector.wait(ticket)
+            if step != "release":
+                assert torch.equal(connector.wait(ticket), expected_rows(table, batch))
+            connector.release_outputs()
+            assert connector.stats()["open_tickets"] == 0
+        assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("name", TENSORS)

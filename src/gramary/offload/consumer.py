@@ -72,23 +72,31 @@ class HostConsumer(Consumer):
         self._spans = spans
 
     def take(self, ticket: Ticket, layer: int, out: torch.Tensor) -> None:
-        """Waits for the flag, lowers it, checks the answer and decodes; see `Consumer`."""
+        """Waits for the flag, checks the answer, decodes and lowers the flag; see `Consumer`."""
         slot = require_slot(ticket)
         with self._spans.span("wait_rows", ticket.lane, ticket.number):
             error = self._await(ticket, slot, layer)
         if error is None:
+            error = self._copy(ticket, slot, layer, out)
+            # Last: what was interrupted before can be awaited once more.
             self._region.clear_ready(slot, layer)
-            answer = self._region.answer(slot, layer)
-            if answer[0] != ticket.number or answer[1] is not Failure.NONE:
-                error = failed_answer(ticket, layer, answer, self._files[layer])
         if error is not None:
             poison(out)
             raise error
+
+    def _copy(
+        self, ticket: Ticket, slot: SlotPlaces, layer: int, out: torch.Tensor
+    ) -> RowFetchError | None:
+        """Decodes an answer's rows, or returns why it has none."""
+        answer = self._region.answer(slot, layer)
+        if answer[0] != ticket.number or answer[1] is not Failure.NONE:
+            return failed_answer(ticket, layer, answer, self._files[layer])
         rows = self._region.rows(slot, layer, ticket.num_tokens)
         codec = self._codecs[layer]
         flat = out.view(rows.shape[0], codec.output_width(out.dtype))
         with self._spans.span("copy_rows", ticket.lane, ticket.number):
             decode(codec.name, codec.row_dim, codec.scale, rows, flat)
+        return None
 
     def release(self, ticket: Ticket) -> None:
         """Frees the ticket's slot now: what was taken is copied."""
