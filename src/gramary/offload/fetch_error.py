@@ -19,13 +19,15 @@ def failed_answer(
     files: Sequence[str],
 ) -> RowFetchError:
     """Returns the error of an answered request that has no rows."""
-    _, failure, errno, index, offset = answer
+    number, failure, errno, index, offset = answer
     file = files[index] if 0 <= index < len(files) else ""
     if failure in (Failure.READ, Failure.CHECKSUM):
         why = os.strerror(errno) if errno else "short read"
         if failure is Failure.CHECKSUM:
             why = "the block's checksum differs; run `gramary verify`"
         what = f"reading {file or 'a file'} at byte {offset} failed: {why} (errno {errno})"
+    elif failure is Failure.NONE:
+        what = f"its slot holds the answer to request {number}"
     else:
         named = "token" if failure is Failure.TOKEN else "row id"
         what = f"{named} {offset} of the batch is out of range"
