@@ -142,12 +142,12 @@ class Connector(Closing):
         require_type("batch", batch, Batch)
         with self._lock:
             self.check()
+            # Its tensors may have been refilled since it was made of them.
+            batch.check_tensors()
             self._require_fit(batch)
             self._side.settle()
             route = self._router.route(batch)
             if route.lane == "host":
-                # The tensors may have been refilled since the batch was made of them.
-                batch.check_tensors()
                 check_tokens(batch, self._tables)
                 ticket = self._host_lane.request(batch)
                 self._side.watch(ticket)
