@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from ple_stage import Site, Stage, draw_request, rebind
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gramary import ple
 from gramary.errors import ArgumentError, SlotError, UnsupportedError
@@ -82,6 +83,8 @@ def test_wrong_shape_dtype_device_or_kind(stage: Stage, name: str) -> None:
         (tensor.to(wrong_dtype), f"expected dtype .*got {wrong_dtype}"),
         (tensor.to("meta"), "expected device cpu, got meta"),
         ([1.0], "expected a tensor, got list"),
+        (FakeTensorMode().from_tensor(tensor), "expected a plain tensor, got a FakeTensor"),
+        (torch._neg_view(tensor), "expected a tensor that is not negated"),
     ):
         with pytest.raises(ArgumentError, match=f"^{name}: ({message})"):
             rebind(stage, **{name: wrong})

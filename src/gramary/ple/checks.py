@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from gramary.errors import ArgumentError
+from gramary.ops.flat_batch import require_plain
 from gramary.ops.gate_conv import Binding, Caps, Plan
 from gramary.ple.memory import Span, overlaps, span_of
 
@@ -95,9 +96,12 @@ def expected_tensors(
 
 
 def require_tensor(name: str, tensor: object) -> None:
-    """Raises ArgumentError where an argument is no tensor."""
+    """Raises ArgumentError where an argument is no tensor whose numbers lie at its address."""
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+    require_plain(name, tensor)
+    if tensor.is_neg():
+        raise ArgumentError(f"{name}: expected a tensor that is not negated when it is read")
 
 
 def check_tensor(
