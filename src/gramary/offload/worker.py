@@ -121,26 +121,34 @@ class Worker:
                 os.close(descriptor)
 
     def _take_in(self, connection: socket.socket, descriptors: list[int]) -> None:
+        """Serves a connector, or tells it why not: whatever one sends, others are served on."""
         try:
             tenancy = Tenancy(descriptors)
         except Exception as error:
-            # Whatever an engine sends, the others are served on.
-            why = f"{type(error).__name__}: {error}".encode(errors="replace")
-            connection.send(channel.REFUSE + why[: channel.MAX_MESSAGE_BYTES // 2])
+            refuse(connection, error)
+            return
+        self._waiting.append(tenancy)
+        try:
+            if self._has_begun or len(self._waiting) >= self._num_ranks:
+                self._serve_waiting()
+        except Exception as error:
+            self._waiting.remove(tenancy)
+            tenancy.close()
+            refuse(connection, error)
             return
         self._seats[connection] = tenancy
-        self._waiting.append(tenancy)
-        if not self._has_begun and len(self._waiting) < self._num_ranks:
-            return
-        self._has_begun = True
+
+    def _serve_waiting(self) -> None:
+        """Starts one service for all who wait; where that fails, they wait on."""
         service = RowService(
             [waiting.tenant for waiting in self._waiting],
             poll=self._settings.poll,
             num_threads=num_service_threads(self._settings),
         )
+        service.start()
+        self._has_begun = True
         self._services[service] = list(self._waiting)
         self._waiting.clear()
-        service.start()
 
     def _leave(self, connection: socket.socket) -> None:
         """Lets go of a connection that was closed, by its engine or by its engine's end."""
@@ -174,6 +182,12 @@ class Worker:
             socket.send_fds(connection, [channel.SPANS], [descriptor])
         finally:
             os.close(descriptor)
+
+
+def refuse(connection: socket.socket, error: Exception) -> None:
+    """Tells an engine why it is not served."""
+    why = f"{type(error).__name__}: {error}".encode(errors="replace")
+    connection.send(channel.REFUSE + why[: channel.MAX_MESSAGE_BYTES // 2])
 
 
 def main(arguments: list[str]) -> int:
