@@ -25,10 +25,12 @@ from table_stage import encoded_table, small_spec, write_table_folder
 
 from gramary import Connector, Settings, Table
 from gramary.errors import ArgumentError, RowFetchError
+from gramary.native.offload import RowService
 from gramary.offload import RowServer, channel
 from gramary.offload.description import describe
 from gramary.offload.region import Region
 from gramary.offload.setup import ring_shape
+from gramary.offload.worker import Worker
 
 SETTINGS = Settings(request_timeout_s=20, num_threads=1)
 
@@ -112,8 +114,9 @@ def start() -> Iterator[Callable[..., Process]]:
 
 
 def mapped_inodes(pid: int) -> set[int]:
-    """Returns the inodes of the files that a process has mapped."""
-    return {int(line.split()[4]) for line in Path(f"/proc/{pid}/maps").read_text().splitlines()}
+    """Returns the inodes of our memory that a process has mapped; other files may have the same."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {int(line.split()[4]) for line in lines if "memfd:gramary" in line}
 
 
 @pytest.fixture(scope="module")
@@ -357,6 +360,41 @@ def test_a_worker_out_of_descriptors_serves_on_and_says_why_it_refuses(
             answer = late.result()
         assert answer == "True" or "open files" in answer
         assert come() == "True"
+
+
+def test_a_service_that_cannot_start_refuses_its_newcomer_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The machine has no thread left for it: who is served, or waits, is not hurt."""
+    attempts: list[int] = []
+
+    class Scarce(RowService):
+        def start(self) -> None:
+            attempts.append(1)
+            if len(attempts) in (1, 3):
+                raise RuntimeError("no thread is left")
+            super().start()
+
+    monkeypatch.setattr("gramary.offload.worker.RowService", Scarce)
+    address = str(tmp_path / "rows")
+    listener, (ours, theirs) = channel.listen(address, 8), socket.socketpair()
+    worker = Worker(listener, theirs, 1, SETTINGS)
+    words: dict[str, Any] = {"worker": "process", "server": address, "settings": SETTINGS}
+    with make_table() as table, ThreadPoolExecutor(1) as thread, listener, ours, theirs:
+        served = thread.submit(worker.run)
+        try:
+            with pytest.raises(RowFetchError, match="no thread is left"):
+                Connector(table, max_tokens=16, **words)
+            with Connector(table, max_tokens=16, **words) as connector:
+                with pytest.raises(RowFetchError, match="no thread is left"):
+                    Connector(table, max_tokens=16, **words)
+                for seed in range(4):
+                    batch = make_batch(seed, prefill=bool(seed % 2))
+                    rows = connector.wait(connector.request(batch))
+                    assert torch.equal(rows, expected_rows(table, batch))
+        finally:
+            ours.send(channel.STOP)
+            served.result()
 
 
 def test_spans_of_the_worker_come_to_the_engine(server: RowServer) -> None:
