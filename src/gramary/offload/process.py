@@ -22,6 +22,8 @@ from gramary.table import Table
 from gramary.tracing import Span
 
 START_TIMEOUT_S = 60.0
+# Each rank loads its table before it comes, some from slower storage than others.
+RANKS_TIMEOUT_S = 600.0
 ANSWER_TIMEOUT_S = 5.0
 LAST_WORDS_S = 1.0
 
@@ -127,13 +129,17 @@ class ProcessService(Service):
         self._connection.settimeout(ANSWER_TIMEOUT_S)
 
     def _await_start(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
+        timeout_s = RANKS_TIMEOUT_S if self._server is None else START_TIMEOUT_S
+        deadline = time.monotonic() + timeout_s
         while not self._region.is_served():
             why = self.why_dead()
             if why is None and time.monotonic() < deadline:
                 time.sleep(0.002)
                 continue
-            why = why or f"worker process {self.pid} waits for other ranks (num_ranks)"
+            why = why or (
+                f"worker process {self.pid} still waits for other ranks after {timeout_s:g} s: "
+                "num_ranks connectors have to come"
+            )
             raise RowFetchError(f"the row service did not start: {why}")
 
     def _hear(self, *, waits: bool) -> bytes:
