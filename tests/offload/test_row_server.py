@@ -432,7 +432,7 @@ def test_mistakes_are_named(server: RowServer, monkeypatch: pytest.MonkeyPatch) 
         with RowServer(2, settings=SETTINGS) as lonely:
             channel.connect(lonely.address, 30)[0].close()
             monkeypatch.setattr("gramary.offload.process.RANKS_TIMEOUT_S", 0.2)
-            with pytest.raises(RowFetchError, match="waits for other ranks after 0.2 s"):
+            with pytest.raises(RowFetchError, match=r"waits for other ranks after 0\.2 s"):
                 Connector(table, server=lonely.address, **words)
         with pytest.raises(RowFetchError, match="no row server answers there"):
             Connector(table, server=lonely.address, **words)
