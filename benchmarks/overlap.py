@@ -34,6 +34,7 @@ from benchmarks.stand_in import (
     StageSize,
     StandIn,
     chunks_of_prompt,
+    files_of,
     require_same_outputs,
     write_model,
 )
@@ -88,7 +89,7 @@ class Overlap:
     def run(self, early: bool) -> Run:
         """Reads the prompt with early requests off or on."""
         if self.cold:
-            drop_cache(*self._files())
+            drop_cache(*files_of(self.table))
         settings = Settings.from_env(force_doorbell=True)
         connector = Connector(
             self.table,
@@ -100,11 +101,14 @@ class Overlap:
             connector.trace(True)
             begin = time.perf_counter()
             outputs = self._read_prompt(connector, early, compute)
+            if self.size.device == "cuda":
+                torch.cuda.synchronize()
             total_ms = (time.perf_counter() - begin) * 1e3
             connector.check()
             spans = [*compute.take(), *connector.take_spans()]
             lanes = connector.stats()["lanes"]
-        return Run(outputs, idle_of_chunks(spans), total_ms, spans, lanes)
+        on_host = [output.cpu() for output in outputs]
+        return Run(on_host, idle_of_chunks(spans), total_ms, spans, lanes)
 
     def _read_prompt(self, connector: Connector, early: bool, compute: Any) -> list[torch.Tensor]:
         state, outputs = self.stage.new_state(), []
@@ -120,7 +124,7 @@ class Overlap:
                 return connector.wait(ticket, dtype=self.size.dtype)
 
             outputs.append(self.stage.forward(chunk, state, take, compute))
-        return [output.cpu() for output in outputs]
+        return outputs
 
     @contextlib.contextmanager
     def _compute_spans(self) -> Iterator[Any]:
@@ -133,10 +137,6 @@ class Overlap:
         log.switch(True)
         yield log
         log.switch(False)
-
-    def _files(self) -> list[str]:
-        tiers = [tier for tier in self.table.tiers if tier.name == "disk"]
-        return [file.path for tier in tiers for file in tier.layout.files]  # type: ignore[attr-defined]
 
 
 def idle_of_chunks(spans: Sequence[Span]) -> list[float]:

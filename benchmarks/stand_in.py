@@ -147,6 +147,12 @@ def chunks_of_prompt(size: StageSize, table: Table) -> list[Batch]:
     ]
 
 
+def files_of(table: Table) -> list[str]:
+    """Returns the files that hold a table's rows on disk."""
+    tiers = [tier for tier in table.tiers if tier.name == "disk"]
+    return [file.path for tier in tiers for file in tier.layout.files]  # type: ignore[attr-defined]
+
+
 def require_same_outputs(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> int:
     """Compares what two runs gave behind every chunk, bit by bit; returns how many values.
 

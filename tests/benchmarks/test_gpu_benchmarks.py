@@ -5,7 +5,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from benchmarks import gpu_offload, gpu_state, harness
+from benchmarks import cold_prefill, gpu_offload, gpu_state, harness
 from gramary import receipts
 
 
@@ -13,7 +13,7 @@ from gramary import receipts
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize(
     ("module", "num_cases"),
-    [(gpu_state, 2), (gpu_offload, 5)],
+    [(gpu_state, 2), (gpu_offload, 5), (cold_prefill, 2)],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_smoke(module: ModuleType, num_cases: int) -> None:
