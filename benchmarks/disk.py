@@ -48,6 +48,7 @@ DISTINCT_SHARE = 0.55
 COLD_TARGET = 1 / 0.85
 # Before each cold sample: storage that is lent lets bursts run faster than what follows them.
 PAUSE_S = 0.3
+BLOCK_BYTES = 4096
 # Threads of the reader without io_uring, one read in flight in each.
 PREAD_SHAPE = (32, 1)
 
@@ -56,7 +57,9 @@ def build(smoke: bool, table_gib: float = 4.0, folder: str | None = None) -> Ite
     """Yields the cold cases, then the warm ones, for a checkpoint's layout and for a pack's."""
     with tempfile.TemporaryDirectory(prefix="gramary-bench-", dir=folder) as scratch:
         path = Path(scratch) / "table.bin"
-        write_random_file(path, 64 << 20 if smoke else int(table_gib * 2**30) // 4096 * 4096)
+        write_random_file(
+            path, 64 << 20 if smoke else int(table_gib * 2**30) // BLOCK_BYTES * BLOCK_BYTES
+        )
         table = describe_table(path)
         yield from _cases(table, "checkpoint", smoke)
         build_pack(table, path.with_suffix(".pack"))
@@ -105,7 +108,7 @@ def _cold_case(
         name: functools.partial(tier.gather, row_ids, out) for name, tier in tiers.items()
     }
     candidates[f"bare {engine}"] = functools.partial(
-        read_blocks_raw, path, blocks, 4096, num_threads, depth
+        read_blocks_raw, path, blocks, BLOCK_BYTES, num_threads, depth
     )
 
     def start_cold() -> None:
@@ -127,7 +130,7 @@ def _cold_case(
         baseline=f"bare {engine}",
         check=lambda: _compare(tiers, row_ids, start_cold),
         checked="rows read cold are those that one pread each gives",
-        moved_bytes=4096 * len(blocks),
+        moved_bytes=BLOCK_BYTES * len(blocks),
         cache="cold",
         cache_note="the file's pages dropped before every sample; O_DIRECT; blocks in their order",
         before=start_cold,
@@ -155,6 +158,13 @@ def _warm_case(
     all_offsets = [byte_offsets(layout, batch) for batch in batches]
     offsets = itertools.cycle(all_offsets)
     candidates["one pread a row"] = lambda: read_rows_raw(path, next(offsets), out)
+    if kind == "pack":
+        # Blocks that are checked have to be read whole: the least that it can take.
+        whole = torch.empty(num_rows, BLOCK_BYTES, dtype=torch.uint8)
+        blocks = itertools.cycle([at // BLOCK_BYTES * BLOCK_BYTES for at in all_offsets])
+        candidates["one pread a block, unchecked"] = lambda: read_rows_raw(
+            path, next(blocks), whole
+        )
 
     def touch() -> None:
         # A kernel that gives idle pages back would make some rows cold again.
