@@ -32,6 +32,11 @@ class RowFile:
     size: int
     identity: tuple[int, int, int]
 
+    @property
+    def changed_ns(self) -> int:
+        """When the file was last written to, in nanoseconds since 1970, as it says itself."""
+        return self.identity[2]
+
     @classmethod
     def from_path(cls, path: str | os.PathLike[str]) -> RowFile:
         """Returns the description of an existing file; OSError as `os.stat` raises it."""

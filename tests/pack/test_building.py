@@ -19,6 +19,7 @@ from gramary.errors import ArgumentError, ChecksumError, PackError
 from gramary.pack import build_pack, open_pack, recoding, verify_pack
 from gramary.pack.opening import read_header
 from gramary.page_cache import Span, resident_pages
+from gramary.row_layout import RowFile, TableSource
 from gramary.row_stream import read_rows, stream_rows
 from gramary.settings import Settings
 from gramary.tiers.disk import DiskTier
@@ -115,6 +116,45 @@ def test_a_built_pack_is_reused_without_a_write(make_source, tmp_path) -> None:
     after = (os.stat(path).st_mtime_ns, os.stat(path).st_ctime_ns, path.read_bytes())
     assert after == before
     assert not Path(f"{path}.partial").exists()
+
+
+@pytest.mark.behaviour(29)
+@pytest.mark.parametrize("codec", ["keep", "bf16"])
+def test_a_pack_that_is_older_than_its_source_is_compared_before_it_is_reused(
+    make_source, tmp_path, codec
+) -> None:
+    """Behaviour 29: a row that the table's identity does not look at may have been changed."""
+    source, _ = make_source("fp8", base=2_000)
+    path, shard = tmp_path / "table.pack", Path(source.layout.files[0].path)
+    build_pack(source, path, codec=codec)
+    packed = path.read_bytes()
+
+    def describe_again() -> TableSource:
+        files = tuple(RowFile.from_path(file.path) for file in source.layout.files)
+        return replace(source, layout=replace(source.layout, files=files))
+
+    later = os.stat(path).st_mtime_ns + 1_000_000
+    os.utime(shard, ns=(later, later))
+    seen: list[tuple[int, int]] = []
+    report = build_pack(
+        describe_again(), path, codec=codec, progress=lambda *done: seen.append(done)
+    )
+    assert (report.outcome, report.num_rows_written) == ("reused", 0)
+    assert seen, "a long comparison shows how far it is"
+    assert path.read_bytes() == packed
+    part = source.layout.runs[0].parts[0]
+    with shard.open("r+b") as file:
+        file.seek(part.byte_of(17))
+        byte = file.read(1)[0]
+        file.seek(part.byte_of(17))
+        file.write(bytes([byte ^ 1]))
+    os.utime(shard, ns=(later, later))
+    with pytest.raises(PackError, match=r"row 17 .*remove the pack and build it again"):
+        build_pack(describe_again(), path, codec=codec)
+    assert path.read_bytes() == packed
+    path.unlink()
+    assert build_pack(describe_again(), path, codec=codec).outcome == "built"
+    assert path.read_bytes() != packed
 
 
 def test_another_tables_pack_is_not_overwritten(make_source, tmp_path) -> None:

@@ -25,6 +25,7 @@ from gramary.cli import main
 from gramary.codecs import Codec
 from gramary.errors import ArgumentError, CapacityError, PlacementError, RowReadError
 from gramary.settings import Settings
+from gramary.source import open_source
 from gramary.tiers.share import SharedMapping, ShareKey
 from gramary.tiers.share_folder import ShareFolder
 
@@ -65,6 +66,27 @@ def assert_rows(table: Table, encoded: torch.Tensor) -> None:
 def files_of(root: str) -> list[str]:
     with ShareFolder(root) as folder:
         return [file.file_name for file in folder.files()]
+
+
+def test_rows_of_files_that_were_changed_since_are_others(tmp_path, root) -> None:
+    """One row that the table's identity does not look at: who opens later gets the new one."""
+    spec = small_spec()
+    encoded, codec = encoded_table(spec, "fp8")
+    model = write_table_folder(tmp_path, spec, encoded, codec)
+    with open_shared((model, encoded), root) as first:
+        model_id = open_source(model).model_id
+        changed = encoded.clone()
+        for row in range(len(changed)):
+            changed[row, 0] ^= 1
+            write_table_folder(tmp_path, spec, changed, codec)
+            if open_source(model).model_id == model_id:
+                break
+            changed[row, 0] ^= 1
+        assert not torch.equal(changed, encoded)
+        with open_shared((model, changed), root) as second:
+            assert_rows(second, changed)
+            assert_rows(first, encoded)
+            assert len(files_of(root)) == 2
 
 
 def test_the_second_table_maps_what_the_first_filled(model, root) -> None:

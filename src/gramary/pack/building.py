@@ -27,6 +27,7 @@ from gramary.pack.recoding import (
     choose_codec,
 )
 from gramary.pack.source_rows import stream_source
+from gramary.pack.verifying import verify_pack
 from gramary.row_layout import TableSource
 
 WRITER = "gramary pack writer 1"
@@ -69,27 +70,26 @@ def build_pack(
             nearest even.
         progress: called with (done_bytes, total_bytes) of source rows; from 0 again after the
             first pass that fp8 and nvfp4 need. Where a killed run is taken up, what it left is
-            checked first.
+            checked first. A pack that is there is compared with a source that is newer.
 
     Returns:
         What was done.
 
     Raises:
-        PackError: another table's pack or another file has the name, another process is building
-            it, there is no room (with the numbers), or the file cannot be written; what was
-            written stays for the next run to take up.
+        PackError: another table's pack, one of rows that were changed since, or another file has
+            the name, another process is building it, there is no room (with the numbers), or the
+            file cannot be written; what was written stays for the next run to take up.
         ArgumentError: the codec is unknown or cannot hold the rows.
         RowReadError: the source cannot be read, or was written to meanwhile (ESTALE).
     """
     path = os.path.abspath(os.fspath(out_path))
     if os.path.lexists(path):
-        header = _check_reusable(source, path, codec)
-        return PackReport(path, "reused", header, 0, None)
+        return _reuse(source, path, codec, progress)
     with PartialFile(path) as file:
         # Another builder may have finished while this one waited to open the file.
         if os.path.lexists(path):
             file.remove()
-            return PackReport(path, "reused", _check_reusable(source, path, codec), 0, None)
+            return _reuse(source, path, codec, progress)
         left = _find_left(file, source, codec)
         header = left or _describe(source, choose_codec(source, codec, progress))
         first_row = _count_good_rows(file, header, source, progress) if left else 0
@@ -124,7 +124,12 @@ def _is_of(header: PackHeader, source: TableSource, codec: str) -> bool:
     )
 
 
-def _check_reusable(source: TableSource, path: str, codec: str) -> PackHeader:
+def _last_change_ns(source: TableSource) -> int:
+    return max(file.changed_ns for file in source.layout.files)
+
+
+def _reuse(source: TableSource, path: str, codec: str, progress: Progress | None) -> PackReport:
+    """Returns the report of a pack that is there, once it is sure to hold the source's rows."""
     with open_file(path) as descriptor:
         header = read_header(descriptor, path)
     if not _is_of(header, source, codec):
@@ -133,13 +138,15 @@ def _check_reusable(source: TableSource, path: str, codec: str) -> PackHeader:
             f"{source.model_id}, got {header.codec.name} of model {header.source.model_id}; remove "
             f"it, or choose another name"
         )
-    return header
+    if _last_change_ns(source) > os.stat(path).st_mtime_ns:
+        # Only written to since, or changed in rows that the identity does not look at?
+        verify_pack(path, against=source, progress=progress)
+    return PackReport(path, "reused", header, 0, None)
 
 
 def _find_left(file: PartialFile, source: TableSource, codec: str) -> PackHeader | None:
     """Returns the header of a killed run of the same build, or None."""
-    last_change = max(described.identity[2] for described in source.layout.files)
-    if last_change > os.fstat(file.descriptor).st_mtime_ns:
+    if _last_change_ns(source) > os.fstat(file.descriptor).st_mtime_ns:
         # Its rows may be those of an older source, whose identity does not tell them apart.
         return None
     for partial in (True, False):

@@ -117,8 +117,8 @@ def _compare_rows(
         if bool(differs.any()):
             first = row + int(differs.nonzero()[0])
             raise PackError(
-                f"{file.path}: row {first} is not the one that {source.path} holds; build the "
-                f"pack again"
+                f"{file.path}: row {first} is not the one that {source.path} holds; remove the "
+                f"pack and build it again"
             )
         if progress is not None:
             progress((row + len(rows)) * source.layout.row_bytes, source.layout.nbytes)

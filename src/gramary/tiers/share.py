@@ -39,6 +39,8 @@ class ShareKey:
         name: what the user called it.
         model_id: identity of the table.
         codec: how its rows are encoded.
+        versions: size and time of the last change (ns) of each of the table's files: the identity
+            looks at some rows only, and rows of a file that was changed since are others.
 
     Raises:
         ArgumentError: the name cannot be part of a file's name.
@@ -48,6 +50,7 @@ class ShareKey:
     name: str
     model_id: str
     codec: Codec
+    versions: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         check_share_name(self.name)
@@ -55,7 +58,7 @@ class ShareKey:
     @property
     def prefix(self) -> str:
         """What the names of all extents of this table begin with."""
-        facts = json.dumps([self.model_id, dataclasses.asdict(self.codec)])
+        facts = json.dumps([self.model_id, dataclasses.asdict(self.codec), self.versions])
         return f"{self.name}-{xxhash.xxh3_128_hexdigest(facts.encode())}-"
 
     def shared_bytes(self) -> int:
