@@ -47,6 +47,7 @@ void RowService::start() {
         streams_.join();
         throw;
     }
+    for (Tenant& tenant : tenants_) tenant.say_running();
 }
 
 void RowService::stop() {
@@ -60,15 +61,12 @@ void RowService::stop() {
 
 void RowService::run(int parent_pid) {
     start_streams();
+    for (Tenant& tenant : tenants_) tenant.say_running();
     serve(host_lanes_, kHostSpin, parent_pid);
     streams_.join();
 }
 
 void RowService::start_streams() {
-    for (Tenant& tenant : tenants_) {
-        tenant.region.header->service_pid = static_cast<std::uint32_t>(getpid());
-        tenant.set_state(ServiceState::running);
-    }
     streams_ = std::thread([this] { serve(stream_lanes_, Waiter::kSpin, 0); });
 }
 

@@ -31,7 +31,8 @@ class RowService {
     RowService(std::list<Tenant> tenants, const ServiceOptions& options);
     ~RowService();
 
-    // Throws std::system_error, with nothing left running, where no thread can be had.
+    // Throws std::system_error, with nothing left running and nobody told that they are served,
+    // where no thread can be had.
     void start();
     // Asks every tenant's lanes to end and waits until they have; requests in flight stay
     // unanswered.
@@ -46,7 +47,7 @@ class RowService {
     // How long the host lane's thread spins: its requests come a forward ahead.
     static constexpr std::chrono::microseconds kHostSpin{200};
 
-    // Tells the tenants that they are served, and serves the stream lanes on a thread.
+    // Serves the stream lanes on a thread.
     void start_streams();
     template <class Lane>
     void serve(std::list<Lane>& lanes, std::chrono::microseconds spin, int parent_pid);

@@ -1,4 +1,6 @@
 #pragma once
+#include <unistd.h>
+
 #include <atomic>
 #include <vector>
 
@@ -20,15 +22,22 @@ struct Tenant {
         : region(std::move(its_region)), stores(std::move(its_stores)) {}
 
     bool is_stopping() const noexcept { return load_acquire(region.header->stop) != 0; }
-    void set_state(ServiceState state) noexcept {
-        store_release(region.header->service_state, static_cast<std::uint32_t>(state));
+    // Called once its lanes are served; one that has left by then stays stopped.
+    void say_running() noexcept {
+        region.header->service_pid = static_cast<std::uint32_t>(getpid());
+        auto expected = static_cast<std::uint32_t>(ServiceState::starting);
+        std::atomic_ref<std::uint32_t>(region.header->service_state)
+            .compare_exchange_strong(expected, static_cast<std::uint32_t>(ServiceState::running),
+                                     std::memory_order_release, std::memory_order_relaxed);
     }
     // Of a tenant that was left already, the memory may be gone.
     void ask_to_stop() noexcept {
         if (num_lanes.load() > 0) store_release(region.header->stop, std::uint32_t{1});
     }
     void leave() noexcept {
-        if (num_lanes.fetch_sub(1) == 1) set_state(ServiceState::stopped);
+        if (num_lanes.fetch_sub(1) != 1) return;
+        store_release(region.header->service_state,
+                      static_cast<std::uint32_t>(ServiceState::stopped));
     }
 };
 

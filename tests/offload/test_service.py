@@ -286,14 +286,62 @@ assert statuses == {0, 256}, statuses
 """
 
 
-@pytest.mark.behaviour(36)
-def test_too_few_processes_are_an_error_and_no_end_of_the_engine() -> None:
-    """Behaviour 36: however many threads of the service can be had; the message names the limit."""
+WAITING = """
+import os, resource
+from offload_stage import make_table
+from gramary.errors import UnsupportedError
+from gramary.native.offload import RowService, Tenant
+from gramary.offload.region import Region
+from gramary.offload.ring import ServiceState
+from gramary.offload.setup import ring_shape
+from gramary.offload.stores import store_arguments
+
+statuses = set()
+with make_table() as table:
+    for num_threads in range(1, 8):
+        child = os.fork()
+        if child == 0:
+            status = 3
+            try:
+                os.setresuid(65534, 65534, 65534)
+                resource.setrlimit(resource.RLIMIT_NPROC, (num_threads, num_threads))
+                regions = [Region(ring_shape([table], 64, 2)) for _ in range(2)]
+                stores = (store_arguments(table),)
+                service = RowService(
+                    [Tenant(it.address, it.ring.places(), stores) for it in regions], num_threads=1
+                )
+                try:
+                    service.start()
+                    expected, status = ServiceState.RUNNING, 0
+                except UnsupportedError:
+                    expected, status = ServiceState.STARTING, 1
+                if any(region.service_state() is not expected for region in regions):
+                    status = 2
+                service.stop()
+            finally:
+                os._exit(status)
+        statuses.add(os.waitpid(child, 0)[1])
+assert statuses == {0, 256}, statuses
+"""
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(CHILD, marks=pytest.mark.behaviour(36), id="the error"),
+        pytest.param(WAITING, id="who waits"),
+    ],
+)
+def test_too_few_processes_are_an_error_and_no_end_of_the_engine(script: str) -> None:
+    """Behaviour 36: however many threads of the service can be had; the message names the limit.
+
+    Ranks that wait for the same service are not told that they are served.
+    """
     if os.geteuid() != 0:
         pytest.skip("a limit on processes counts all of this user's")
     paths = [str(Path(__file__).parent.parent), *sys.path]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", CHILD],
+        [sys.executable, "-W", "ignore", "-c", script],
         env=dict(os.environ, PYTHONPATH=os.pathsep.join(paths)),
         capture_output=True,
         text=True,
