@@ -22,17 +22,31 @@ from benchmarks.one import NOTHING_TO_COMPARE
 from benchmarks.peers import PEERS
 from benchmarks.subjects import SUBJECTS, choose_device, modules_of
 
+# A module of these that is not there is a bug, not a package to install.
+OWN_PACKAGES = ("benchmarks", "gramary")
 
-def find_benchmarks() -> dict[str, Benchmark]:
-    """Returns the benchmarks of this folder by module name."""
-    found = {}
+
+def find_benchmarks() -> tuple[dict[str, Benchmark], dict[str, str]]:
+    """Returns the benchmarks of this folder by module name, and the package that each other lacks.
+
+    Raises:
+        ModuleNotFoundError: a module of our own is not there.
+    """
+    found, lacking = {}, {}
     for info in pkgutil.iter_modules(benchmarks.__path__):
-        module = importlib.import_module(f"benchmarks.{info.name}")
+        try:
+            module = importlib.import_module(f"benchmarks.{info.name}")
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package in OWN_PACKAGES:
+                raise
+            lacking[info.name] = package
+            continue
         benchmark = getattr(module, "BENCHMARK", None)
         if isinstance(benchmark, Benchmark):
             assert benchmark.name == info.name, f"{info.name} calls itself {benchmark.name}"
             found[info.name] = benchmark
-    return found
+    return found, lacking
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -45,18 +59,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="receipt to write instead")
     parser.add_argument("--plot", type=Path, help="picture to draw")
     options, passed_on = parser.parse_known_args(arguments)
-    available = find_benchmarks()
+    available, lacking = find_benchmarks()
     device = choose_device(options.device)
-    names = modules_of(options.names, device) or list(available)
-    unknown = [name for name in names if name not in available]
+    names = modules_of(options.names, device) or sorted((*available, *lacking))
+    unknown = [name for name in names if name not in available and name not in lacking]
     if unknown:
-        known = ", ".join((*SUBJECTS, *available))
+        known = ", ".join((*SUBJECTS, *sorted((*available, *lacking))))
         parser.error(f"no benchmark {unknown[0]!r}; there are: {known}")
     failed: dict[str, int] = {}
     compared = 0
     for name in names:
-        if not available[name].can_run():
-            print(f"== {name}: skipped, needs {available[name].needs}", flush=True)
+        if name in lacking or not available[name].can_run():
+            needs = lacking.get(name) or available[name].needs
+            print(f"== {name}: skipped, needs {needs}", flush=True)
             continue
         print(f"== {name}", flush=True)
         words = [*command_of(name, options, len(names)), *passed_on]

@@ -1,7 +1,10 @@
 """What `gramary bench` runs: subjects, one peer only, receipts and pictures where asked."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,7 +33,8 @@ def make_case(*names: str, baseline: str, targets: dict[str, float] | None = Non
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_subject_has_a_benchmark_that_can_run_there(device: str) -> None:
-    available = run.find_benchmarks()
+    available, lacking = run.find_benchmarks()
+    assert not lacking
     for subject, modules in subjects.SUBJECTS.items():
         assert set(modules[device]) <= set(available), subject
         assert device == "cuda" or all(available[name].needs == "cpu" for name in modules[device])
@@ -39,6 +43,45 @@ def test_every_subject_has_a_benchmark_that_can_run_there(device: str) -> None:
         "embed_cpu",
         "pack",
     ]
+
+
+BARE = """
+import sys
+for package in ("triton", "transformers", "matplotlib", "cuda", "prometheus_client", "vllm"):
+    sys.modules[package] = None
+from benchmarks import run
+run.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "told"),
+    [
+        ("disk", 0, "pack, warm, 16 random rows"),
+        ("embed_gpu", 0, "== embed_gpu: skipped, needs triton"),
+        ("nonsense", 2, "no benchmark 'nonsense'"),
+    ],
+)
+def test_packages_that_others_need_are_no_hindrance(name: str, code: int, told: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BARE, name, "--smoke", "--device", "cpu"],
+        env=dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path)),
+        cwd=machine.ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, told in done.stdout + done.stderr) == (code, True), done
+
+
+def test_our_own_module_that_is_missing_is_no_package_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "benchmarks.disk", raising=False)
+    monkeypatch.setitem(sys.modules, "benchmarks.disk_files", None)
+    with pytest.raises(ModuleNotFoundError, match="disk_files"):
+        run.find_benchmarks()
 
 
 def test_one_peer_becomes_the_baseline_and_the_others_leave() -> None:
