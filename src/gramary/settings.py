@@ -173,7 +173,8 @@ _BOOL = "one of 1, true, yes, 0, false, no"
 
 ENVIRONMENT: tuple[Variable, ...] = (
     Variable("GRAMARY_NUM_THREADS", "num_threads", "an integer from 0 to 1024",
-             "threads of the native core; 0 is one a usable CPU", int, _is_int_in(0, 1024)),
+             "threads of the native core; 0 is one a usable CPU, and half of them, at most 8, in "
+             "the row service", int, _is_int_in(0, 1024)),
     Variable("GRAMARY_CHECK_IDS", "check_ids", _BOOL,
              "synchronise and raise at once for wrong ids on CUDA", _parse_bool, _is_bool),
     Variable("GRAMARY_DEBUG_CHECKS", "debug_checks", _BOOL,
@@ -185,9 +186,11 @@ ENVIRONMENT: tuple[Variable, ...] = (
              "processes of this job on this machine, as launchers set it; they share its memory",
              int, _is_int_in(1, 4096)),
     Variable("GRAMARY_VRAM_RESERVE_GIB", "vram_reserve_gib", "a number from 0 to 1024",
-             "device memory left free by device=auto", float, _or_none(_is_real_in(0, 1024))),
+             "device memory left free by device=auto; 8 % of the device, at most 4, if unset",
+             float, _or_none(_is_real_in(0, 1024))),
     Variable("GRAMARY_HOST_GIB", "host_gib", "a number from 0 to 1048576",
-             "host memory for the table with device=auto,host", float,
+             "host memory for the table with device=auto,host; the device gets what fits if unset",
+             float,
              _or_none(_is_real_in(0, 1 << 20))),
     Variable("GRAMARY_DISK_READER", "disk_reader", "one of auto, io_uring, pread, mmap",
              "how disk rows are read", str, _one_of("auto", "io_uring", "pread", "mmap")),
