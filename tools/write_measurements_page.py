@@ -24,13 +24,15 @@ their results were found equal; the ratio is candidate / baseline, so less is be
 without a unit is about the ratio, one with a plus sign about the difference of the medians, one
 with "worst" about the largest sample, any other about the candidate's median. A receipt holds every
 sample, the command, the revision, the versions and what was warm or cold. Tests, fuzzing and
-soaking are counted.
+soaking are counted; how often within one file stands in the receipt.
 
 """
 COLUMNS = "| work | candidate | median | baseline | median | ratio | promised | receipt |\n"
 RULE = "|---|---|---:|---|---:|---:|---|---|\n"
 COUNT_COLUMNS = "| run | counted | failures | length | receipt |\n"
 COUNT_RULE = "|---|---|---:|---:|---|\n"
+# Counts of a run that are of one file or module of it: too many for a line.
+_OF_ONE_FILE = re.compile(r"^src/|^passed in tests\.")
 
 
 def format_value(value: float, unit: str) -> str:
@@ -66,7 +68,11 @@ def render_counts(receipt: dict[str, Any], name: str) -> list[str]:
     """Returns a line for every run of a receipt of counts."""
     rows = []
     for run in receipt["runs"]:
-        counts = ", ".join(f"{count:,} {what}" for what, count in run["counts"].items())
+        counts = ", ".join(
+            f"{count:,} {what}"
+            for what, count in run["counts"].items()
+            if not _OF_ONE_FILE.match(what)
+        )
         failures = len(run["failures"]) or "none"
         rows.append(
             f"| {run['name']} | {counts} | {failures} | {run['seconds']:,.0f} s | `{name}` |\n"
