@@ -36,13 +36,19 @@ def describe_run(
     """
     return {
         "name": name,
-        "command": [word.rsplit("/", 1)[-1] if word.startswith("/") else word for word in command],
+        "command": [without_folder(word) for word in command],
         "revision": describe_revision(commit, clean),
         "sources": hash_sources(sources),
         "taken_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "hardware": describe_hardware(),
         "versions": describe_versions(),
     }
+
+
+def without_folder(word: str) -> str:
+    """Returns a word of a command whose path, if it is or gives an absolute one, is a bare name."""
+    option, equals, value = word.rpartition("=")
+    return option + equals + value.rstrip("/").rpartition("/")[2] if value[:1] == "/" else word
 
 
 def describe_hardware() -> dict[str, Any]:

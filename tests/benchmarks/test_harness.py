@@ -97,6 +97,13 @@ def test_a_tree_outside_git_has_an_unknown_revision(
     assert machine.describe_revision(None, None) == {"commit": None, "clean": None}
 
 
+def test_a_command_keeps_its_words_but_for_folders() -> None:
+    words = ["python", "-m", "a.b", "--out=/a/b/c.json", "/tmp/x/", "a/b.json", "--clean", "x=1"]
+    assert [machine.without_folder(word) for word in words] == [
+        "python", "-m", "a.b", "--out=c.json", "x", "a/b.json", "--clean", "x=1",
+    ]  # fmt: skip
+
+
 def test_a_source_pattern_that_matches_nothing_is_an_error() -> None:
     with pytest.raises(FileNotFoundError, match="no/such"):
         machine.hash_sources(["no/such/*.cpp"])
