@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import mmap
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -123,4 +124,4 @@ def main(benchmark: harness.Benchmark) -> None:
     parser.add_argument("--folder", help="where the files are written")
     options, rest = parser.parse_known_args()
     build = functools.partial(benchmark.build, **vars(options))
-    harness.main(dataclasses.replace(benchmark, build=build), rest)
+    harness.main(dataclasses.replace(benchmark, build=build), rest, sys.argv[1:])

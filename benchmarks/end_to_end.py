@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import functools
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -159,4 +160,4 @@ BENCHMARK = make_benchmark(argparse.Namespace(device="cpu", new_tokens=48))
 
 if __name__ == "__main__":
     own, rest = parser().parse_known_args()
-    main(make_benchmark(own), rest)
+    main(make_benchmark(own), rest, sys.argv[1:])

@@ -228,8 +228,18 @@ def told_in_words(parser: argparse.ArgumentParser) -> Iterator[None]:
         parser.exit(REFUSED, f"{parser.prog}: {error}\n")
 
 
-def main(benchmark: Benchmark, arguments: Sequence[str] | None = None) -> None:
-    """Runs a benchmark from its command line and writes its receipt."""
+def main(
+    benchmark: Benchmark,
+    arguments: Sequence[str] | None = None,
+    given: Sequence[str] | None = None,
+) -> None:
+    """Runs a benchmark from its command line and writes its receipt.
+
+    Args:
+        benchmark: what to run.
+        arguments: words of the command line; None asks the process.
+        given: all words, where the benchmark took some for itself: they are the receipt's.
+    """
     parser = argparse.ArgumentParser(prog=f"benchmarks.{benchmark.name}")
     parser.add_argument("--smoke", action="store_true", help="small cases, seconds; no receipt")
     parser.add_argument("--revision", help="commit of an exported tree (default: ask git)")
@@ -245,7 +255,7 @@ def main(benchmark: Benchmark, arguments: Sequence[str] | None = None) -> None:
             smoke=options.smoke,
             commit=options.revision,
             clean=options.clean if options.revision else None,
-            command=["python", "-m", f"benchmarks.{benchmark.name}", *words],
+            command=["python", "-m", f"benchmarks.{benchmark.name}", *(given or words)],
         )
     if options.smoke and options.out is None:
         return

@@ -283,7 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     options, others = parser().parse_known_args(words)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    harness.main(make_benchmark(options), others)
+    harness.main(make_benchmark(options), others, words)
 
 
 if __name__ == "__main__":

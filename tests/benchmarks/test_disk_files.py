@@ -5,8 +5,15 @@ import contextlib
 import pytest
 import torch
 
-from benchmarks import disk, pack
-from benchmarks.disk_files import byte_offsets, describe_table, distinct_blocks, write_random_file
+from benchmarks import disk, harness, pack
+from benchmarks.disk_files import (
+    byte_offsets,
+    describe_table,
+    distinct_blocks,
+    main,
+    write_random_file,
+)
+from gramary import receipts
 from gramary.native.raw_disk import lane_shape, read_blocks_raw, read_rows_raw
 from gramary.pack import build_pack, open_pack
 from gramary.row_stream import read_rows
@@ -63,3 +70,26 @@ def test_the_first_case_of_each_checks(module, tmp_path) -> None:
         assert case.baseline in case.candidates
         assert case.check() > 0
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_the_receipt_holds_every_word_of_the_command(tmp_path, monkeypatch) -> None:
+    def build(smoke, table_gib=4.0, folder=None):
+        assert not smoke
+        yield harness.Case(
+            name=f"{table_gib} GiB in {folder}",
+            parameters={},
+            candidates={"one": lambda: None, "other": lambda: None},
+            baseline="one",
+            check=lambda: 1,
+            checked="nothing",
+            moved_bytes=1,
+            cache_note="none",
+        )
+
+    words = ["--table-gib", "0.5", "--out", str(tmp_path / "r.json"), "--folder", "there"]
+    monkeypatch.setattr("sys.argv", ["disk", *words])
+    main(harness.Benchmark(name="disk", build=build, sources=["benchmarks/disk.py"]))
+    receipt = receipts.read(tmp_path / "r.json")
+    assert receipt["cases"][0]["name"] == "0.5 GiB in there"
+    words[3] = "r.json"
+    assert receipt["command"] == ["python", "-m", "benchmarks.disk", *words]

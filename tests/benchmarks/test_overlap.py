@@ -45,6 +45,13 @@ def test_smoke(tmp_path: Path, placement: str) -> None:
         assert f">{heading}<" in picture.read_text()
 
 
+def test_the_receipt_holds_every_word_of_the_command(tmp_path: Path) -> None:
+    words = ["--smoke", "--chunks", "3", "--placement", "host", "--out", str(tmp_path / "r.json")]
+    benchmark.main(words)
+    command = receipts.read(tmp_path / "r.json")["command"]
+    assert command == ["python", "-m", "benchmarks.overlap", *words[:-1], "r.json"]
+
+
 def test_idle_is_counted_for_the_chunk_that_waits() -> None:
     spans = [
         Span("wait_rows", "stream", 0, 2_000), Span("wait_rows", "stream", 3_000, 4_000),
