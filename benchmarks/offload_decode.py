@@ -134,13 +134,13 @@ def decode_case(
         limits = {name: way.limit_us for name, way in ways.items()}
         yield Case(
             name=f"decode step, {num_requests} request(s)",
-            parameters={**parameters, "requests": num_requests},
+            parameters={**parameters, "requests": num_requests, "steps": NUM_STEPS},
             candidates=steps,
             baseline=next(iter(steps)),
             targets={name: Target(us, of="difference") for name, us in limits.items() if us},
             check=lambda: require_same_rows(steps),
             checked="every way gives the same bits",
             moved_bytes=num_requests * 16 * (160 + 320),
-            cache_note=WARM,
+            cache_note=f"{WARM}; the steps of a graph come again with every replay",
             timer=CudaGraphTimer(calls=NUM_STEPS, replays=20),
         )
