@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names = modules_of(options.names, device) or sorted((*available, *lacking))
     unknown = [name for name in names if name not in available and name not in lacking]
     if unknown:
-        known = ", ".join((*SUBJECTS, *sorted((*available, *lacking))))
+        known = ", ".join(dict.fromkeys((*SUBJECTS, *sorted((*available, *lacking)))))
         parser.error(f"no benchmark {unknown[0]!r}; there are: {known}")
     failed: dict[str, int] = {}
     compared = 0
