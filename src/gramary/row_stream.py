@@ -122,9 +122,9 @@ def _stream(
             guest.announce(reader.spans(end, min(end + chunk_rows, end_row)))
             rows = room(row, end - row)
             reader.read(row, rows)
+            reader.check_unchanged()
             guest.let_go()
             yield row, rows
-        reader.check_unchanged()
 
 
 def check_row_range(layout: RowLayout, first_row: int, num_rows: int) -> None:

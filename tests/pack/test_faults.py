@@ -168,6 +168,28 @@ def test_a_source_that_changes_while_it_is_packed_gives_no_pack(source, tmp_path
     assert list(tmp_path.glob("table.pack*")) == []
 
 
+@pytest.mark.behaviour(29, 32)
+@pytest.mark.parametrize("codec", ["keep", "nvfp4"])
+def test_a_build_that_is_killed_after_its_source_changed_leaves_nothing_to_go_on_with(
+    source, tmp_path, codec
+) -> None:
+    """What was read before the change must not be taken up as rows of the changed source."""
+    path, calls = tmp_path / "table.pack", []
+
+    def spoil_and_die(done_bytes: int, _: int) -> None:
+        calls.append(done_bytes)
+        if len(calls) == 3:
+            rewrite(source.layout.files[0].path)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(RowReadError) as caught:
+        build_pack(source, path, codec=codec, progress=spoil_and_die)
+    assert caught.value.errno == errno.ESTALE
+    assert len(calls) in (3, 4), "told at once, or behind the chunk that was being read"
+    assert list(tmp_path.glob("table.pack*")) == []
+
+
 @pytest.mark.behaviour(32)
 def test_a_source_that_changes_while_it_is_loaded_is_refused(source) -> None:
     """Behaviour 32: memory never holds rows of two tables."""
@@ -176,7 +198,7 @@ def test_a_source_that_changes_while_it_is_loaded_is_refused(source) -> None:
     next(chunks)
     rewrite(source.layout.files[0].path)
     with pytest.raises(RowReadError) as caught:
-        list(chunks)
+        next(chunks)
     assert caught.value.errno == errno.ESTALE
 
 

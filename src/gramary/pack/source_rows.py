@@ -100,6 +100,9 @@ def stream_source(
             start = starts[index]
             rows = buffers[index % 2][: min(chunk_rows, end_row - start)]
             reader.read(start, rows)
+            # A change is found before rows of it are written: a build that is killed later leaves
+            # none that the next would take up.
+            reader.check_unchanged()
             return rows
 
         pending = [executor.submit(read, 0)] if starts else []
@@ -108,7 +111,6 @@ def stream_source(
             if index + 1 < len(starts):
                 pending.append(executor.submit(read, index + 1))
             yield start, rows
-        reader.check_unchanged()
 
 
 def _is_mostly_cached(descriptor: int, offset: int, num_bytes: int) -> bool:
