@@ -190,6 +190,21 @@ def test_a_build_that_is_killed_after_its_source_changed_leaves_nothing_to_go_on
     assert list(tmp_path.glob("table.pack*")) == []
 
 
+@pytest.mark.behaviour(29)
+def test_a_source_that_changes_behind_its_last_row_is_newer_than_its_pack(source, tmp_path) -> None:
+    """The pack is right for what was read; the next build must look at what is there now."""
+    path, victim = tmp_path / "table.pack", source.layout.files[0].path
+
+    def spoil(done_bytes: int, total_bytes: int) -> None:
+        if done_bytes == total_bytes:
+            # Later than any tick of the file system's clock in which the build began.
+            time.sleep(0.05)
+            Path(victim).touch()
+
+    assert build_pack(source, path, progress=spoil).outcome == "built"
+    assert os.stat(path).st_mtime_ns < os.stat(victim).st_mtime_ns
+
+
 @pytest.mark.behaviour(32)
 def test_a_source_that_changes_while_it_is_loaded_is_refused(source) -> None:
     """Behaviour 32: memory never holds rows of two tables."""

@@ -96,6 +96,8 @@ def build_pack(
         if not left:
             file.reserve(header.geometry.file_bytes)
             _write_header(file, header)
+        # What changes in the source from now on is newer than the pack will be.
+        begun_ns = os.fstat(file.descriptor).st_mtime_ns
         recoder = Recoder(source.codec, header.codec)
         try:
             _write_rows(file, header, source, recoder, first_row, progress)
@@ -104,7 +106,7 @@ def build_pack(
                 # Some rows are of the old source.
                 file.remove()
             raise
-        file.publish(header.to_bytes())
+        file.publish(header.to_bytes(), begun_ns)
     outcome: Literal["built", "resumed"] = "resumed" if left else "built"
     return PackReport(path, outcome, header, source.layout.num_rows - first_row, recoder.error)
 

@@ -104,15 +104,17 @@ class PartialFile(Closing):
         os.posix_fadvise(self.descriptor, offset, num_written, os.POSIX_FADV_DONTNEED)
         return num_written
 
-    def publish(self, header: bytes) -> None:
+    def publish(self, header: bytes, time_ns: int) -> None:
         """Writes the final header and gives the file its name; after a crash it is all or nothing.
 
         Args:
             header: the file's first bytes from now on.
+            time_ns: the time that the file says it was last written to.
         """
         with self._telling(0):
             os.fsync(self.descriptor)
             os.pwrite(self.descriptor, header, 0)
+            os.utime(self.descriptor, ns=(time_ns, time_ns))
             os.fsync(self.descriptor)
             if os.path.lexists(self.out_path):
                 raise PackError(
