@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import torch
@@ -51,8 +51,10 @@ def read_rows(layout: RowLayout, first_row: int, num_rows: int, out: torch.Tenso
 
 def stream_rows(
     layout: RowLayout, first_row: int, end_row: int, *, chunk_bytes: int = 32 << 20
-) -> Iterator[tuple[int, torch.Tensor]]:
+) -> Generator[tuple[int, torch.Tensor], None, None]:
     """Yields the rows `first_row` .. `end_row - 1` in order, in chunks of bounded memory.
+
+    Close it where it may not run to its end: it has threads.
 
     Args:
         layout: where the rows lie.
@@ -113,7 +115,7 @@ def _stream(
     end_row: int,
     chunk_rows: int,
     room: Callable[[int, int], torch.Tensor],
-) -> Iterator[tuple[int, torch.Tensor]]:
+) -> Generator[tuple[int, torch.Tensor], None, None]:
     """Reads chunks into the room for (row, count); yields each with its first row."""
     with RowReader(layout) as reader, PageCacheGuest() as guest:
         guest.announce(reader.spans(first_row, min(first_row + chunk_rows, end_row)))

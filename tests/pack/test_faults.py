@@ -2,7 +2,9 @@
 
 import errno
 import fcntl
+import gc
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -57,6 +59,35 @@ def test_storage_that_fails_is_named_and_the_next_build_goes_on(
         assert not path.exists()
     assert build_pack(source, path).outcome == "resumed"
     assert path.read_bytes() == (tmp_path / "whole.pack").read_bytes()
+
+
+@pytest.mark.behaviour(8)
+@pytest.mark.parametrize("job", ["build", "recode", "verify"])
+def test_what_fails_half_way_ends_its_threads_at_once(source, tmp_path, monkeypatch, job) -> None:
+    """Behaviour 8: a collector that came upon them later could stand in a thread that starts."""
+    path = tmp_path / "table.pack"
+    if job == "verify":
+        build_pack(source, path)
+    work = {
+        "build": lambda: build_pack(source, path),
+        "recode": lambda: build_pack(source, path, codec="nvfp4"),
+        "verify": lambda: verify_pack(path, against=source),
+    }[job]
+    before = {thread.name for thread in threading.enumerate()}
+    os_call = "pwrite" if job == "build" else "preadv"
+    patched = failing(getattr(os, os_call), errno.EIO, range(5, 1 << 20))
+    gc.disable()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, os_call, patched)
+            with pytest.raises(GramaryError) as caught:
+                work()
+        assert {thread.name for thread in threading.enumerate()} <= before
+        held = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.exists()]
+        assert not [name for name in held if name.startswith(str(tmp_path))]
+    finally:
+        gc.enable()
+    assert caught.value
 
 
 def test_writes_and_reads_that_come_in_pieces(source, tmp_path, monkeypatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import mmap
@@ -200,7 +201,7 @@ def _write_rows(
     layout = source.layout
     chunks = stream_source(layout, first_row, layout.num_rows, chunk_rows)
     pending: Future[None] | None = None
-    with ThreadPoolExecutor(1, "gramary-pack") as executor:
+    with contextlib.closing(chunks), ThreadPoolExecutor(1, "gramary-pack") as executor:
         for row, rows in chunks:
             buffer = next(buffers)
             block = row // geometry.rows_per_block

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
@@ -157,15 +158,16 @@ def find_largest(source: TableSource, progress: Progress | None = None) -> float
     """
     layout = source.layout
     largest = 0.0
-    chunks = stream_source(layout, 0, layout.num_rows, choose_chunk_rows(source, source.codec))
-    for first_row, rows in chunks:
-        magnitude, wrong = native.find_largest(encoding_of(source.codec), rows)
-        if wrong is not None:
-            raise ArgumentError(
-                f"codec: row {first_row + wrong} of {source.path} holds a value that is not "
-                f"finite; only `keep` and `bf16` packs can hold it"
-            )
-        largest = max(largest, magnitude)
-        if progress is not None:
-            progress((first_row + len(rows)) * layout.row_bytes, layout.nbytes)
+    chunk_rows = choose_chunk_rows(source, source.codec)
+    with contextlib.closing(stream_source(layout, 0, layout.num_rows, chunk_rows)) as chunks:
+        for first_row, rows in chunks:
+            magnitude, wrong = native.find_largest(encoding_of(source.codec), rows)
+            if wrong is not None:
+                raise ArgumentError(
+                    f"codec: row {first_row + wrong} of {source.path} holds a value that is not "
+                    f"finite; only `keep` and `bf16` packs can hold it"
+                )
+            largest = max(largest, magnitude)
+            if progress is not None:
+                progress((first_row + len(rows)) * layout.row_bytes, layout.nbytes)
     return largest

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -74,8 +74,11 @@ class DirectRowReader(RowReader):
 
 def stream_source(
     layout: RowLayout, first_row: int, end_row: int, chunk_rows: int
-) -> Iterator[tuple[int, torch.Tensor]]:
+) -> Generator[tuple[int, torch.Tensor], None, None]:
     """Yields the rows `first_row` .. `end_row - 1` in chunks; the next one is read meanwhile.
+
+    Close it where it may not run to its end: it has a thread, and a collector that ends that later
+    may do so while another thread starts, when neither can go on.
 
     Args:
         layout: where the rows lie.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 
@@ -112,14 +113,15 @@ def _compare_rows(
         stream_rows(layout, 0, layout.num_rows, chunk_bytes=chunk_rows * layout.row_bytes)
         for layout in (source.layout, lay_out(header, file))
     )
-    for (row, rows), (_, found) in zip(chunks, packed, strict=True):
-        differs = (recoder.recode(rows) != found).any(1)
-        if bool(differs.any()):
-            first = row + int(differs.nonzero()[0])
-            raise PackError(
-                f"{file.path}: row {first} is not the one that {source.path} holds; remove the "
-                f"pack and build it again"
-            )
-        if progress is not None:
-            progress((row + len(rows)) * source.layout.row_bytes, source.layout.nbytes)
+    with contextlib.closing(chunks), contextlib.closing(packed):
+        for (row, rows), (_, found) in zip(chunks, packed, strict=True):
+            differs = (recoder.recode(rows) != found).any(1)
+            if bool(differs.any()):
+                first = row + int(differs.nonzero()[0])
+                raise PackError(
+                    f"{file.path}: row {first} is not the one that {source.path} holds; remove "
+                    f"the pack and build it again"
+                )
+            if progress is not None:
+                progress((row + len(rows)) * source.layout.row_bytes, source.layout.nbytes)
     return recoder.error
