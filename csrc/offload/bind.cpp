@@ -139,7 +139,6 @@ void bind_offload(nb::module_& m) {
         .def("__init__", &make_service)
         .def("start", &RowService::start, Released())
         .def("stop", &RowService::stop, Released())
-        .def("run", &RowService::run, nb::arg("parent"), Released())
         .def("trace", [](RowService& self, bool on) { self.trace().enable(on); })
         .def("take_spans", &spans_of)
         .def("hold", [](RowService& self, bool held) { self.script().hold(held); })

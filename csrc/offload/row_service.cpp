@@ -3,14 +3,6 @@
 #include <unistd.h>
 
 namespace gramary::offload {
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
-// Time between two looks at the parent.
-constexpr auto kLookEvery = std::chrono::milliseconds(200);
-
-}  // namespace
 
 RowService::RowService(std::list<Tenant> tenants, const ServiceOptions& options)
     : tenants_(std::move(tenants)),
@@ -32,16 +24,16 @@ RowService::~RowService() {
     }
     // Joining waits for ever for threads that are not here, and so does destroying what they wait
     // for.
-    for (std::thread* thread : {&streams_, &runner_}) {
+    for (std::thread* thread : {&streams_, &hosts_}) {
         if (thread->joinable()) thread->detach();
     }
     static_cast<void>(pool_.release());
 }
 
 void RowService::start() {
-    start_streams();
+    streams_ = std::thread([this] { serve(stream_lanes_, Waiter::kSpin); });
     try {
-        runner_ = std::thread([this] { serve(host_lanes_, kHostSpin, 0); });
+        hosts_ = std::thread([this] { serve(host_lanes_, kHostSpin); });
     } catch (...) {
         is_ending_ = true;
         streams_.join();
@@ -52,34 +44,18 @@ void RowService::start() {
 
 void RowService::stop() {
     // Once stopped, the regions may be gone; in a forked child they are the parent's.
-    if (!runner_.joinable() || getpid() != owner_pid_) return;
+    if (!hosts_.joinable() || getpid() != owner_pid_) return;
     for (Tenant& tenant : tenants_) tenant.ask_to_stop();
-    runner_.join();
+    hosts_.join();
     streams_.join();
     pool_->stop();
 }
 
-void RowService::run(int parent_pid) {
-    start_streams();
-    for (Tenant& tenant : tenants_) tenant.say_running();
-    serve(host_lanes_, kHostSpin, parent_pid);
-    streams_.join();
-}
-
-void RowService::start_streams() {
-    streams_ = std::thread([this] { serve(stream_lanes_, Waiter::kSpin, 0); });
-}
-
 template <class Lane>
-void RowService::serve(std::list<Lane>& lanes, std::chrono::microseconds spin, int parent_pid) {
+void RowService::serve(std::list<Lane>& lanes, std::chrono::microseconds spin) {
     Waiter::sleep_precisely();
     Waiter waiter(options_.poll, spin);
-    Clock::time_point looked = Clock::now();
     while (!lanes.empty() && !is_ending_) {
-        if (parent_pid != 0 && Clock::now() - looked > kLookEvery) {
-            is_ending_ = getppid() != parent_pid;
-            looked = Clock::now();
-        }
         bool worked = false;
         for (auto lane = lanes.begin(); lane != lanes.end();) {
             if (lane->tenant().is_stopping()) {

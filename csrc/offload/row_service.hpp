@@ -23,9 +23,9 @@ struct ServiceOptions {
 //
 // Each lane has a thread, so that neither waits for the other, and both share one pool, whose
 // workers leave a host-lane gather for a stream's. Nothing on the path of a request touches Python
-// or CUDA. Life: construct, then start() and stop(), or run() on a thread of one's own; the
-// regions, the stores and what they point to outlive it. A tenant that says stop is left; the
-// service ends with its last. A forked child has no threads of it and leaves it alone.
+// or CUDA. Life: construct, then start() and stop(); the regions, the stores and what they point to
+// outlive it. A tenant that says stop is left; the service ends with its last. A forked child has
+// no threads of it and leaves it alone.
 class RowService {
  public:
     RowService(std::list<Tenant> tenants, const ServiceOptions& options);
@@ -37,8 +37,6 @@ class RowService {
     // Asks every tenant's lanes to end and waits until they have; requests in flight stay
     // unanswered.
     void stop();
-    // Serves until every tenant was left or, with a parent given, this process has another one.
-    void run(int parent_pid = 0);
 
     ServiceScript& script() noexcept { return script_; }
     TraceLog& trace() noexcept { return trace_; }
@@ -47,10 +45,8 @@ class RowService {
     // How long the host lane's thread spins: its requests come a forward ahead.
     static constexpr std::chrono::microseconds kHostSpin{200};
 
-    // Serves the stream lanes on a thread.
-    void start_streams();
     template <class Lane>
-    void serve(std::list<Lane>& lanes, std::chrono::microseconds spin, int parent_pid);
+    void serve(std::list<Lane>& lanes, std::chrono::microseconds spin);
 
     std::list<Tenant> tenants_;
     ServiceOptions options_;
@@ -61,7 +57,7 @@ class RowService {
     std::list<HostLane> host_lanes_;
     std::atomic<bool> is_ending_{false};
     std::thread streams_;
-    std::thread runner_;  // the host lanes'
+    std::thread hosts_;
     int owner_pid_;
 };
 

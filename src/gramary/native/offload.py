@@ -145,10 +145,6 @@ class RowService:
         """Ends the service; requests in flight stay unanswered. A second call does nothing."""
         self._core.stop()
 
-    def run(self, parent: int = 0) -> None:
-        """Serves on this thread until the region says stop, or the parent process is gone."""
-        self._core.run(parent)
-
     def trace(self, on: bool) -> None:
         """Starts or ends the keeping of spans."""
         self._core.trace(on)
