@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import signal
 import time
@@ -158,6 +159,8 @@ def test_replays_with_changing_batches(table: Table, worker: str, placement: str
             connector.service.native.set_script(max_delay_us=300, seed=7)
         stage = Stage(connector, [cuda_table], 12, 3)
         before = connector.stats()["stream_requests"]
+        # What earlier tests left in cycles is not to go meanwhile.
+        gc.collect()
         allocated = torch.cuda.memory_allocated()
         for seed in range(60):
             lengths = (1 + seed % 5, seed % 3, seed % 4)
@@ -278,6 +281,8 @@ def test_a_dead_worker_is_found_within_a_second(table: Table, cuda_table: Table)
         batch = make_batch(1, prefill=False)
         stage.replay(batch)
         stage.expect([table], batch)
+        # A kernel that is launched for the first time is loaded, and waits for the device to do so.
+        connector.wait(connector.request(make_batch(0)))
         pid = connector.service.process.pid
         freeze(pid)
         stage.replay(batch)
