@@ -26,7 +26,7 @@ from benchmarks import harness, machine
 from benchmarks.harness import Benchmark, MeasuredCase
 from benchmarks.offload_prefill import COLD, Prefill
 from benchmarks.offload_tables import settings
-from benchmarks.stand_in import OPTIONS, REAL_SIZE, StageSize, write_model
+from benchmarks.stand_in import OPTIONS, REAL_SIZE, StageSize, in_turns, write_model
 from gramary import Table
 from gramary.targets import Target
 
@@ -97,14 +97,13 @@ def read_first_prompt(size: StageSize, model: Path, early: bool) -> float:
 def first_prompt_case(size: StageSize, model: Path, repeats: int) -> MeasuredCase:
     """Returns the measured first prompt of processes of their own, off and on in turns."""
     samples: dict[str, list[float]] = {option: [] for option in OPTIONS.values()}
-    for turn in range(repeats):
-        for early in (False, True) if turn % 2 == 0 else (True, False):
-            given = json.dumps([dataclasses.asdict(size), str(model), early])
-            done = subprocess.run(
-                [sys.executable, "-m", "benchmarks.cold_prefill", "--first", given],
-                stdout=subprocess.PIPE, text=True, check=True, cwd=machine.ROOT,
-            )  # fmt: skip
-            samples[OPTIONS[early]].append(round(float(done.stdout), 1))
+    for early in in_turns(repeats):
+        given = json.dumps([dataclasses.asdict(size), str(model), early])
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.cold_prefill", "--first", given],
+            stdout=subprocess.PIPE, text=True, check=True, cwd=machine.ROOT,
+        )  # fmt: skip
+        samples[OPTIONS[early]].append(round(float(done.stdout), 1))
     return MeasuredCase(
         name="the first prompt of a process",
         parameters=dataclasses.asdict(size),

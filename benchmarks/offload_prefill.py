@@ -7,7 +7,6 @@ decoding excluded, chunks 2..N.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,11 +16,14 @@ from benchmarks.harness import MeasuredCase
 from benchmarks.offload_tables import WARM, embed, moved, require_same_bits, settings
 from benchmarks.stand_in import (
     OPTIONS,
+    WARM_LIMIT,
     StageSize,
     StandIn,
     chunks_of_prompt,
     files_of,
+    in_turns,
     require_same_outputs,
+    tickets_of,
 )
 from gramary import Connector, Table
 from gramary.offload.cuda.streams import Event
@@ -29,8 +31,6 @@ from gramary.offload.ticket import Ticket
 from gramary.targets import Target
 from gramary.tracing import SpanLog
 
-# The longest that any chunk may wait, in microseconds, for warm rows that were requested early.
-WARM_LIMIT = Target(500, of="maximum")
 COLD = "the table's files dropped from the page cache before every prompt; uniform random tokens"
 
 Pair = tuple[Event, Event]
@@ -122,7 +122,9 @@ class Prefill:
         """Returns the output of every chunk, and the events around its waits."""
         state, nothing = self.stage.new_state(), SpanLog("compute")
         outputs, waited = [], []
-        turns = zip(self._tickets(connector, early), self.on_device, self.rows, strict=True)
+        # Off, the tokens are on the device since the forward before.
+        tickets = tickets_of(connector, self.chunks if early else self.on_device, early)
+        turns = zip(tickets, self.on_device, self.rows, strict=True)
         for ticket, chunk, rows in turns:
             first = len(waits.events)
 
@@ -132,19 +134,6 @@ class Prefill:
             outputs.append(self.stage.forward(chunk, state, take, nothing))
             waited.append(waits.events[first:])
         return outputs, waited
-
-    def _tickets(self, connector: Connector, early: bool) -> Iterator[Ticket]:
-        """Yields each chunk's ticket in its turn; early, the next one is requested before."""
-        if not early:
-            # The tokens are on the device since the forward before.
-            yield from map(connector.request, self.on_device)
-            return
-        ticket = connector.request(self.chunks[0])
-        for following in self.chunks[1:]:
-            ahead = connector.request(following)
-            yield ticket
-            ticket = ahead
-        yield ticket
 
     def check(self) -> int:
         """Compares every chunk's rows with the table's own call, and its outputs off and on."""
@@ -169,10 +158,9 @@ class Prefill:
         """
         compared = self.check()
         samples: dict[str, list[float]] = {option: [] for option in OPTIONS.values()}
-        for turn in range(repeats):
-            for early in (False, True) if turn % 2 == 0 else (True, False):
-                run = self.run(early)
-                samples[OPTIONS[early]] += run.idle_us
+        for early in in_turns(repeats):
+            run = self.run(early)
+            samples[OPTIONS[early]] += run.idle_us
         worst = {key: round(max(values), 1) for key, values in samples.items()}
         print(f"{name}: chunk {run.chunk_ms:.1f} ms, worst idle us {worst}")
         return MeasuredCase(

@@ -18,7 +18,6 @@ import os
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,11 +30,14 @@ from benchmarks.harness import Benchmark, MeasuredCase
 from benchmarks.stand_in import (
     OPTIONS,
     REAL_SIZE,
+    WARM_LIMIT,
     StageSize,
     StandIn,
     chunks_of_prompt,
     files_of,
+    in_turns,
     require_same_outputs,
+    tickets_of,
     write_model,
 )
 from gramary import Connector, Table
@@ -48,8 +50,6 @@ SIZES = {
     "cpu": StageSize("cpu", hidden_size=128, num_layers=4, chunk_tokens=2048, num_chunks=6),
     "cuda": REAL_SIZE,
 }
-# The longest that a chunk may wait for its rows, in microseconds, where that is promised.
-LIMITS = {"cuda": Target(500, of="maximum")}
 SMOKE = StageSize("cpu", hidden_size=32, num_layers=2, chunk_tokens=64, num_chunks=3)
 
 
@@ -112,13 +112,8 @@ class Overlap:
 
     def _read_prompt(self, connector: Connector, early: bool, compute: Any) -> list[torch.Tensor]:
         state, outputs = self.stage.new_state(), []
-        waiting = deque(self.chunks)
-        tickets = deque([connector.request(waiting.popleft())]) if early else deque()
-        for chunk in self.chunks:
-            # Off, the forward before is over; on, its successor is asked for while this one runs.
-            if waiting:
-                tickets.append(connector.request(waiting.popleft()))
-            ticket = tickets.popleft()
+        tickets = tickets_of(connector, self.chunks, early)
+        for ticket, chunk in zip(tickets, self.chunks, strict=True):
 
             def take(ticket: Any = ticket) -> torch.Tensor:
                 return connector.wait(ticket, dtype=self.size.dtype)
@@ -163,10 +158,10 @@ def measure(
     runs: dict[bool, list[Run]] = {False: [], True: []}
     # The first runs touch memory and threads for the first time: they are checked, not counted.
     compared = require_same_outputs(overlap.run(False).outputs, overlap.run(True).outputs)
-    for turn in range(repeats):
-        for early in (False, True) if turn % 2 == 0 else (True, False):
-            runs[early].append(overlap.run(early))
-        compared += require_same_outputs(runs[False][-1].outputs, runs[True][-1].outputs)
+    for early in in_turns(repeats):
+        runs[early].append(overlap.run(early))
+    for off, on in zip(*runs.values(), strict=True):
+        compared += require_same_outputs(off.outputs, on.outputs)
     pictures.write({OPTIONS[early]: of_option[-1].spans for early, of_option in runs.items()})
     size = overlap.size
     shared: dict[str, Any] = {
@@ -244,7 +239,7 @@ def make_benchmark(options: argparse.Namespace | None = None) -> Benchmark:
         repeats = 1 if smoke else options.repeats
         with open_table(size, options.placement, options.model, base) as table:
             overlap = Overlap(size, table, cold=options.cold)
-            limit = LIMITS.get(options.device) if not options.cold else None
+            limit = WARM_LIMIT if options.device == "cuda" and not options.cold else None
             yield from measure(overlap, repeats, Pictures(options.plot, options.trace), limit)
 
     return Benchmark(

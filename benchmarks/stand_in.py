@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,9 +12,11 @@ import torch
 
 from benchmarks.gpu_full_table import full_spec
 from benchmarks.table_folder import formula_shards, write_table_folder
-from gramary import Batch, PLELayer, Table
+from gramary import Batch, Connector, PLELayer, Table
 from gramary.layer.geometry import PLEGeometry
 from gramary.layer.state import PLEState
+from gramary.offload.ticket import Ticket
+from gramary.targets import Target
 
 STREAMS = 4
 
@@ -49,6 +51,8 @@ class StageSize:
         return torch.float32 if self.device == "cpu" else torch.bfloat16
 
 
+# The longest that any chunk may wait, in microseconds, for warm rows that were requested early.
+WARM_LIMIT = Target(500, of="maximum")
 # 40 to 80 ms a chunk on an H200.
 REAL_SIZE = StageSize("cuda", hidden_size=2560, num_layers=48, chunk_tokens=8192, num_chunks=8)
 
@@ -145,6 +149,26 @@ def chunks_of_prompt(size: StageSize, table: Table) -> list[Batch]:
         Batch.from_prompts(table.spec, [prompt], [start], [size.chunk_tokens])
         for start in range(0, length, size.chunk_tokens)
     ]
+
+
+def in_turns(repeats: int) -> Iterator[bool]:
+    """Yields off and on (whether requests are early), each so often, in alternating order."""
+    for turn in range(repeats):
+        yield from (False, True) if turn % 2 == 0 else (True, False)
+
+
+def tickets_of(connector: Connector, chunks: Sequence[Batch], early: bool) -> Iterator[Ticket]:
+    """Yields each chunk's ticket in its turn; early, the next one is requested before."""
+    if not early:
+        # The forward before is over.
+        yield from map(connector.request, chunks)
+        return
+    ticket = connector.request(chunks[0])
+    for following in chunks[1:]:
+        ahead = connector.request(following)
+        yield ticket
+        ticket = ahead
+    yield ticket
 
 
 def files_of(table: Table) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -33,6 +34,30 @@ def is_alive(pid: int) -> bool:
         return state_in(Path(f"/proc/{pid}/stat")) not in ("Z", "X")
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def codes_within_limits(attempt: Callable[[], int]) -> set[int]:
+    """Makes an attempt in forked children that may have 1, 2, ... 7 threads.
+
+    Args:
+        attempt: run as another user, whose processes the limit counts; returns an exit code.
+
+    Returns:
+        The exit codes; 3 where the attempt raised, and below 0 the signal that ended a child.
+    """
+    codes = set()
+    for num_threads in range(1, 8):
+        child = os.fork()
+        if child == 0:
+            code = 3
+            try:
+                os.setresuid(65534, 65534, 65534)
+                resource.setrlimit(resource.RLIMIT_NPROC, (num_threads, num_threads))
+                code = attempt()
+            finally:
+                os._exit(code)
+        codes.add(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    return codes
 
 
 def freeze(pid: int) -> None:

@@ -1,11 +1,12 @@
-"""A batch as a layer's hash takes it: tokens, starts and the history it needs."""
+"""A batch as a layer's hash takes it: one that fits, its tokens, starts and the history needed."""
 
 from __future__ import annotations
 
 import torch
 
 from gramary.batch import Batch
-from gramary.errors import TokenError
+from gramary.errors import ArgumentError, TokenError
+from gramary.offload.ring import RingShape
 from gramary.table import Table
 
 # token_ids, query_start_loc, history.
@@ -22,6 +23,25 @@ def narrow(history: torch.Tensor | None, table: Table) -> torch.Tensor | None:
     return None if history is None else history[:, history.shape[1] - table.spec.history_length :]
 
 
+def require_fit(batch: Batch, shape: RingShape, device: torch.device) -> None:
+    """Raises ArgumentError for a batch that is too large, too narrow, or on another device."""
+    if not batch.is_on_host and batch.token_ids.device != device:
+        raise ArgumentError(
+            f"batch: expected tensors on the CPU or {device} (the tables' device), got "
+            f"{batch.token_ids.device}"
+        )
+    if batch.num_tokens > shape.max_tokens or batch.num_requests > shape.max_requests:
+        raise ArgumentError(
+            f"batch: expected at most max_tokens = {shape.max_tokens} tokens and "
+            f"{shape.max_requests} requests, got {batch.num_tokens} and {batch.num_requests}"
+        )
+    if batch.history is not None and batch.history.shape[1] != shape.history_length:
+        raise ArgumentError(
+            f"batch.history: expected {shape.history_length} columns (ngram_size - 1), got "
+            f"{batch.history.shape[1]}"
+        )
+
+
 def check_tokens(batch: Batch, tables: tuple[Table, ...]) -> None:
     """Raises TokenError for the first token outside the smallest vocabulary."""
     vocab_size = min(table.spec.vocab_size for table in tables)
@@ -36,4 +56,4 @@ def check_tokens(batch: Batch, tables: tuple[Table, ...]) -> None:
         raise TokenError(f"{name}[{index}]: expected 0 to {vocab_size - 1}, got {int(flat[index])}")
 
 
-__all__ = ["BatchTensors", "check_tokens", "narrow", "tensors_for"]
+__all__ = ["BatchTensors", "check_tokens", "narrow", "require_fit", "tensors_for"]

@@ -24,7 +24,7 @@ from gramary.arguments import require_integer, require_type
 from gramary.batch import Batch
 from gramary.errors import ArgumentError, ClosedError, GramaryError, RowFetchError
 from gramary.lifetime import Closing
-from gramary.offload.batch_tensors import check_tokens, tensors_for
+from gramary.offload.batch_tensors import check_tokens, require_fit, tensors_for
 from gramary.offload.lanes import HostLane
 from gramary.offload.region import Region
 from gramary.offload.routing import Router
@@ -33,11 +33,12 @@ from gramary.offload.setup import (
     as_tables,
     make_region,
     make_side,
+    require_worker,
     ring_shape,
     start_service,
 )
 from gramary.offload.sides import Side
-from gramary.offload.ticket import Ticket
+from gramary.offload.ticket import Ticket, unasked
 from gramary.reading.arguments import result_buffer
 from gramary.settings import Settings, chosen_settings
 from gramary.table import Table
@@ -85,9 +86,7 @@ class Connector(Closing):
     ) -> None:
         self._tables = as_tables(tables)
         require_type("prefill_early_request", prefill_early_request, bool)
-        if worker not in ("thread", "process"):
-            raise ArgumentError(f"worker: expected 'thread' or 'process', got {worker!r}")
-        require_server(server, worker)
+        require_worker(worker, server)
         settings = chosen_settings(settings)
         # Nothing to close until the end of this method.
         self._is_closed = True
@@ -144,7 +143,7 @@ class Connector(Closing):
             self.check()
             # Its tensors may have been refilled since it was made of them.
             batch.check_tensors()
-            self._require_fit(batch)
+            require_fit(batch, self._limits, self._tables[0].device)
             self._side.settle()
             route = self._router.route(batch)
             if route.lane == "host":
@@ -349,25 +348,6 @@ class Connector(Closing):
                 "forked: open the table and make the connector here"
             )
 
-    def _require_fit(self, batch: Batch) -> None:
-        shape = self._limits
-        device = self._tables[0].device
-        if not batch.is_on_host and batch.token_ids.device != device:
-            raise ArgumentError(
-                f"batch: expected tensors on the CPU or {device} (the tables' device), got "
-                f"{batch.token_ids.device}"
-            )
-        if batch.num_tokens > shape.max_tokens or batch.num_requests > shape.max_requests:
-            raise ArgumentError(
-                f"batch: expected at most max_tokens = {shape.max_tokens} tokens and "
-                f"{shape.max_requests} requests, got {batch.num_tokens} and {batch.num_requests}"
-            )
-        if batch.history is not None and batch.history.shape[1] != shape.history_length:
-            raise ArgumentError(
-                f"batch.history: expected {shape.history_length} columns (ngram_size - 1), got "
-                f"{batch.history.shape[1]}"
-            )
-
     def _require_awaitable(self, ticket: Ticket, layer: int) -> None:
         if ticket not in self._open_tickets:
             raise ArgumentError(f"ticket: expected one under way, got {ticket}")
@@ -375,16 +355,6 @@ class Connector(Closing):
             raise ArgumentError(f"layer: expected 0 to {len(self._tables) - 1}, got {layer}")
         if layer in ticket.awaited:
             raise ArgumentError(f"layer: {layer} of this ticket was awaited before")
-
-
-def require_server(server: object, worker: str) -> None:
-    """Raises ArgumentError unless `server` is None, or an address beside worker="process"."""
-    if server is None:
-        return
-    if not isinstance(server, str) or not server:
-        raise ArgumentError(f"server: expected RowServer.address, a path, got {server!r}")
-    if worker != "process":
-        raise ArgumentError(f"server: expected worker='process' beside it, got worker={worker!r}")
 
 
 def shut_down(service: Service, side: Side, region: Region, owner_pid: int) -> None:
@@ -397,20 +367,6 @@ def shut_down(service: Service, side: Side, region: Region, owner_pid: int) -> N
     service.stop()
     side.close()
     region.close()
-
-
-def unasked(batch: Batch) -> Ticket:
-    """Returns the ticket of a batch whose rows the GPU reads itself, in `wait`.
-
-    Host tensors are copied; device tensors must stay as they are until then.
-    """
-    if batch.is_on_host:
-        history = None if batch.history is None else batch.history.clone()
-        tokens, starts = batch.token_ids.clone(), batch.query_start_loc.clone()
-        batch = dataclasses.replace(
-            batch, token_ids=tokens, query_start_loc=starts, history=history
-        )
-    return Ticket("none", 0, batch.num_tokens, batch.num_requests, batch=batch)
 
 
 __all__ = ["Connector"]

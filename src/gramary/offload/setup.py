@@ -68,6 +68,18 @@ def make_region(shape: RingShape, device: torch.device) -> Region:
         ) from error
 
 
+def require_worker(worker: object, server: object) -> None:
+    """Raises ArgumentError unless there is such a worker, and `server` is None or its address."""
+    if worker not in ("thread", "process"):
+        raise ArgumentError(f"worker: expected 'thread' or 'process', got {worker!r}")
+    if server is None:
+        return
+    if not isinstance(server, str) or not server:
+        raise ArgumentError(f"server: expected RowServer.address, a path, got {server!r}")
+    if worker != "process":
+        raise ArgumentError(f"server: expected worker='process' beside it, got worker={worker!r}")
+
+
 def start_service(
     kind: str,
     region: Region,
@@ -122,4 +134,11 @@ def as_tables(tables: Table | Sequence[Table]) -> tuple[Table, ...]:
     return several
 
 
-__all__ = ["as_tables", "make_region", "make_side", "ring_shape", "start_service"]
+__all__ = [
+    "as_tables",
+    "make_region",
+    "make_side",
+    "require_worker",
+    "ring_shape",
+    "start_service",
+]

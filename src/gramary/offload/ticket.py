@@ -46,4 +46,18 @@ class Ticket:
         return f"ticket of {self.num_requests} request(s), {self.num_tokens} token(s) ({lane})"
 
 
-__all__ = ["Ticket"]
+def unasked(batch: Batch) -> Ticket:
+    """Returns the ticket of a batch whose rows the GPU reads itself, in `wait`.
+
+    Host tensors are copied; device tensors must stay as they are until then.
+    """
+    if batch.is_on_host:
+        history = None if batch.history is None else batch.history.clone()
+        tokens, starts = batch.token_ids.clone(), batch.query_start_loc.clone()
+        batch = dataclasses.replace(
+            batch, token_ids=tokens, query_start_loc=starts, history=history
+        )
+    return Ticket("none", 0, batch.num_tokens, batch.num_requests, batch=batch)
+
+
+__all__ = ["Ticket", "unasked"]
