@@ -80,6 +80,9 @@ def test_prometheus_exposition(folder) -> None:
         assert value("gramary_disk_distinct_rows_total", table="a") == 100
         assert value("gramary_disk_rows_total", table="b") is None
         assert value("gramary_disk_seconds_total", table="a", part="planning") > 0
+        (facts,) = (tier.facts for tier in disk.stats().tiers)
+        how = {"reader": facts["reader"], "note": facts["reader_note"]}
+        assert value("gramary_disk_reader_info", table="a", **how) == 1
         text = prometheus_client.generate_latest(registry).decode()
     assert "# TYPE gramary_disk_read_bytes_total counter" in text
     assert text.count("# HELP") >= 17

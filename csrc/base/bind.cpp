@@ -12,11 +12,6 @@ void bind_base(nanobind::module_& m) {
     m.def("default_num_threads", &ThreadPool::default_num_threads);
     m.def("set_default_num_threads", &ThreadPool::set_default_num_threads);
     m.def("shared_num_threads", [] { return ThreadPool::shared().num_threads(); });
-#ifdef GRAMARY_HAVE_LIBURING
-    m.attr("have_liburing") = true;
-#else
-    m.attr("have_liburing") = false;
-#endif
 }
 
 }  // namespace gramary

@@ -11,6 +11,7 @@
 #include "disk/disk_reader.hpp"
 #include "disk/pack_blocks.hpp"
 #include "disk/raw_reader.hpp"
+#include "disk/uring_trial.hpp"
 #include "disk/xxh64.hpp"
 
 namespace nb = nanobind;
@@ -157,6 +158,10 @@ void bind_disk(nb::module_& m) {
             return xxh64(reinterpret_cast<const void*>(data), size, seed);
         },
         nb::call_guard<nb::gil_scoped_release>());
+    m.def("try_io_uring", [](const std::string& path) {
+        const UringTrial trial = try_io_uring(path);
+        return nb::make_tuple(trial.error, trial.told);
+    });
     m.def("lane_shape", [] {
         const QueueShape shape = lane_shape();
         return nb::make_tuple(shape.num_threads, shape.depth);
@@ -216,7 +221,7 @@ void bind_disk(nb::module_& m) {
              [](BoundReader& self, std::uintptr_t faults, std::int64_t count) {
                  self.reader->set_script(copy_records<ScriptedFault>(faults, count));
              })
-        .def("take_notes", [](BoundReader& self) { return self.reader->take_notes(); });
+        .def("notes", [](const BoundReader& self) { return self.reader->notes(); });
 }
 
 }  // namespace gramary

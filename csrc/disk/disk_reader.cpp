@@ -70,9 +70,6 @@ DiskReader::DiskReader(RowMap map, std::vector<FileIdentity> files, const BlockC
                          files_.direct_refusal());
     }
     choose_backend(options);
-    if (const std::string shortcoming = backend_->shortcoming(); !shortcoming.empty()) {
-        notes_.push_back(shortcoming);
-    }
 }
 
 void DiskReader::choose_backend(const DiskOptions& options) {
@@ -80,17 +77,16 @@ void DiskReader::choose_backend(const DiskOptions& options) {
         backend_ = std::make_unique<MmapBackend>(files_, options.mmap_budget_bytes);
         return;
     }
+    const int num_pread_threads = options.num_threads > 0 ? options.num_threads : kPreadThreads;
     if (options.reader != "pread") {
-        std::string why = "this build has no liburing";
-#ifdef GRAMARY_HAVE_LIBURING
-        backend_ = UringBackend::try_make(files_, stats_, why);
-#endif
+        UringRefusal refusal;
+        backend_ = UringBackend::try_make(files_, stats_, num_pread_threads, refusal);
         if (backend_ != nullptr) return;
+        const std::string why = refusal.describe();
         if (options.reader == "io_uring") throw Unsupported("io_uring is not available: " + why);
         notes_.push_back("io_uring is not available, rows are read by pread: " + why);
     }
-    backend_ = std::make_unique<PreadBackend>(options.num_threads > 0 ? options.num_threads
-                                                                      : kPreadThreads);
+    backend_ = std::make_unique<PreadBackend>(num_pread_threads);
 }
 
 ReadRules DiskReader::buffered_rules() const noexcept {
@@ -197,9 +193,10 @@ void DiskReader::set_script(std::vector<ScriptedFault> faults) {
     backend_ = std::make_unique<ScriptedBackend>(std::move(backend_), std::move(faults));
 }
 
-std::vector<std::string> DiskReader::take_notes() {
-    std::lock_guard lock(notes_mutex_);
-    return std::exchange(notes_, {});
+std::vector<std::string> DiskReader::notes() const {
+    std::vector<std::string> all = notes_;
+    if (std::string now = backend_->shortcoming(); !now.empty()) all.push_back(std::move(now));
+    return all;
 }
 
 }  // namespace gramary

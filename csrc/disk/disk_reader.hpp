@@ -59,8 +59,8 @@ class DiskReader {
     const char* backend_name() const noexcept { return backend_->name(); }
     // For tests: lets batches from now on fail or wait. Not while a read is running.
     void set_script(std::vector<ScriptedFault> faults);
-    // What this machine cannot do of what was wanted, each once, in words.
-    std::vector<std::string> take_notes();
+    // What this machine cannot do of what was wanted, in words; what it grants may change.
+    std::vector<std::string> notes() const;
 
  private:
     struct Scratch;
@@ -82,8 +82,7 @@ class DiskReader {
     std::unique_ptr<ReadBackend> backend_;
     std::mutex scratch_mutex_;
     std::vector<std::unique_ptr<Scratch>> idle_scratch_;
-    std::mutex notes_mutex_;
-    std::vector<std::string> notes_;
+    std::vector<std::string> notes_;  // of what was found out at opening
 };
 
 }  // namespace gramary

@@ -13,103 +13,75 @@
 #include "disk/file_set.hpp"
 #include "disk/positioned_read.hpp"
 #include "disk/uring_lane.hpp"
-
-#ifdef GRAMARY_HAVE_LIBURING
-#include <liburing.h>
-#endif
+#include "disk/uring_mapping.hpp"
+#include "disk/uring_queue.hpp"
 
 namespace gramary {
 
-#ifdef GRAMARY_HAVE_LIBURING
 namespace {
 
+// Reads of one thread, `depth` of them in flight.
 class RawRing {
  public:
     RawRing(int fd, unsigned depth, std::uint32_t block_bytes)
-        : depth_(depth), block_bytes_(block_bytes) {
-        const unsigned flags = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;
-        error_ = -io_uring_queue_init(depth, &ring_, flags);
-        if (error_ == EINVAL) error_ = -io_uring_queue_init(depth, &ring_, 0);
-        if (error_ != 0) return;
-        is_open_ = true;
-        memory_.reserve(std::size_t{depth} * block_bytes);
-        const iovec memory{memory_.data(), memory_.size()};
-        error_ = -io_uring_register_files(&ring_, &fd, 1);
-        // Locked memory may be short: then the kernel maps the pages for each read.
-        has_fixed_buffer_ = error_ == 0 && io_uring_register_buffers(&ring_, &memory, 1) == 0;
-    }
-    ~RawRing() {
-        if (is_open_) io_uring_queue_exit(&ring_);
-    }
-    RawRing(const RawRing&) = delete;
-    RawRing& operator=(const RawRing&) = delete;
+        : fd_(fd), depth_(depth), block_bytes_(block_bytes) {}
 
-    int read(std::span<const std::int64_t> offsets) {
-        if (error_ != 0) return error_;
-        std::size_t next = 0;
-        std::size_t num_done = 0;
-        const std::size_t first = std::min<std::size_t>(depth_, offsets.size());
-        for (; next < first; ++next) prepare(static_cast<unsigned>(next), offsets[next]);
-        while (num_done < offsets.size()) {
-            const int submitted = io_uring_submit_and_wait(&ring_, 1);
-            if (submitted < 0 && submitted != -EINTR) return -submitted;
-            unsigned head = 0;
-            unsigned count = 0;
-            io_uring_cqe* entry = nullptr;
-            io_uring_for_each_cqe(&ring_, head, entry) {
-                if (entry->res < 0) return -entry->res;
-                ++count;
-                const auto slot = static_cast<unsigned>(entry->user_data);
-                if (next < offsets.size()) prepare(slot, offsets[next++]);
-            }
-            io_uring_cq_advance(&ring_, count);
-            num_done += count;
-        }
+    // 0 or an errno.
+    int open() {
+        if (const int error = queue_.open(depth_, true)) return error;
+        if (const int error = memory_.allocate(std::size_t{depth_} * block_bytes_)) return error;
+        // Where these are refused the kernel looks files and pages up for each read.
+        (void)queue_.register_files({&fd_, 1});
+        (void)queue_.register_buffer(memory_);
         return 0;
+    }
+
+    // Reads until all have come, or after the first failure those under way; 0 or an errno.
+    int read(std::span<const std::int64_t> offsets) {
+        int error = 0;
+        std::size_t next = 0;
+        for (; next < std::min<std::size_t>(depth_, offsets.size()); ++next) {
+            prepare(static_cast<unsigned>(next), offsets[next]);
+        }
+        std::size_t in_flight = next;
+        while (in_flight > 0) {
+            const int entered = queue_.enter(1);
+            if (entered < 0 && entered != -EINTR) {
+                // Reads may still be under way to this memory.
+                memory_.leave();
+                return -entered;
+            }
+            queue_.take([&](const uring_abi::CompletionEntry& entry) {
+                --in_flight;
+                if (entry.result < 0 && error == 0) error = -entry.result;
+                if (error != 0 || next == offsets.size()) return;
+                prepare(static_cast<unsigned>(entry.user_data), offsets[next++]);
+                ++in_flight;
+            });
+        }
+        return error;
     }
 
  private:
     void prepare(unsigned slot, std::int64_t offset) {
-        io_uring_sqe* const entry = io_uring_get_sqe(&ring_);
-        std::uint8_t* const memory = memory_.data() + std::size_t{slot} * block_bytes_;
-        const auto place = static_cast<std::uint64_t>(offset);
-        if (has_fixed_buffer_) {
-            io_uring_prep_read_fixed(entry, 0, memory, block_bytes_, place, 0);
-        } else {
-            io_uring_prep_read(entry, 0, memory, block_bytes_, place);
-        }
-        entry->flags |= IOSQE_FIXED_FILE;
-        io_uring_sqe_set_data64(entry, slot);
+        queue_.prepare({fd_, 0, memory_.data() + std::size_t{slot} * block_bytes_, block_bytes_,
+                        static_cast<std::uint64_t>(offset), slot});
     }
 
-    io_uring ring_{};
-    AlignedBuffer memory_;
+    // Destroyed after the queue, whose reads land in it.
+    UringMapping memory_;
+    UringQueue queue_;
+    int fd_;
     unsigned depth_;
     std::uint32_t block_bytes_;
-    bool has_fixed_buffer_ = false;
-    bool is_open_ = false;
-    int error_ = 0;
 };
 
 int read_by_ring(int fd, std::span<const std::int64_t> offsets, std::uint32_t block_bytes,
                  int depth) {
-    return RawRing(fd, static_cast<unsigned>(depth), block_bytes).read(offsets);
+    RawRing ring(fd, static_cast<unsigned>(depth), block_bytes);
+    const int error = ring.open();
+    return error != 0 ? error : ring.read(offsets);
 }
-
-}  // namespace
-
-QueueShape lane_shape() { return {UringLanes::num_lanes(), UringLanes::kDepth}; }
-#else
-namespace {
-
-int read_by_ring(int, std::span<const std::int64_t>, std::uint32_t, int) { return ENOSYS; }
-
-}  // namespace
-
-QueueShape lane_shape() { return {1, 1}; }
-#endif
-
-namespace {
 
 int read_one_by_one(int fd, std::span<const std::int64_t> offsets, std::uint32_t block_bytes) {
     AlignedBuffer memory;
@@ -122,6 +94,8 @@ int read_one_by_one(int fd, std::span<const std::int64_t> offsets, std::uint32_t
 }
 
 }  // namespace
+
+QueueShape lane_shape() { return {UringLanes::num_lanes(), UringLanes::kDepth}; }
 
 int read_blocks_raw(const std::string& path, std::span<const std::int64_t> offsets,
                     std::uint32_t block_bytes, const QueueShape& shape) {

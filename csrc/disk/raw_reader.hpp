@@ -17,7 +17,7 @@ QueueShape lane_shape();
 
 // Reads `block_bytes` at each offset of a file with O_DIRECT, split evenly over the threads, and
 // throws the bytes away: through io_uring with registered buffers and files, or by one pread after
-// the other where the depth is 1. ENOSYS for a deeper queue without liburing.
+// the other where the depth is 1. Where io_uring is refused, its errno for a deeper queue.
 int read_blocks_raw(const std::string& path, std::span<const std::int64_t> offsets,
                     std::uint32_t block_bytes, const QueueShape& shape);
 

@@ -15,7 +15,7 @@ class ReadBackend {
     virtual const char* name() const noexcept = 0;
     // Batches of fewer blocks come here whole, the cached ones among them.
     virtual std::int64_t whole_batches_below() const noexcept { return 0; }
-    // What the machine did not grant, in words, or empty.
+    // What the machine does not grant, in words, or empty. Any thread, while reads are running too.
     virtual std::string shortcoming() const { return {}; }
 };
 

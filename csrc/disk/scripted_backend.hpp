@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -28,6 +29,7 @@ class ScriptedBackend final : public ReadBackend {
     void run(ReadTask& task) override;
     const char* name() const noexcept override { return "scripted"; }
     std::int64_t whole_batches_below() const noexcept override { return INT64_MAX; }
+    std::string shortcoming() const override { return behind_->shortcoming(); }
 
  private:
     std::unique_ptr<ReadBackend> behind_;

@@ -1,4 +1,3 @@
-#ifdef GRAMARY_HAVE_LIBURING
 #include "disk/uring_backend.hpp"
 
 #include <unistd.h>
@@ -45,17 +44,19 @@ void read_plainly(ReadTask& task) {
 
 }  // namespace
 
-UringBackend::UringBackend(const FileSet& files, DiskStats& stats)
-    : files_(files), stats_(stats), owner_pid_(getpid()) {}
+UringBackend::UringBackend(const FileSet& files, DiskStats& stats, int num_pread_threads)
+    : files_(files), supply_(files, stats), pread_(num_pread_threads), owner_pid_(getpid()) {}
 
 UringBackend::~UringBackend() {
-    if (getpid() != owner_pid_) (void)lanes_.release();
+    if (is_forked()) (void)lanes_.release();
 }
 
+bool UringBackend::is_forked() const noexcept { return getpid() != owner_pid_; }
+
 std::unique_ptr<UringBackend> UringBackend::try_make(const FileSet& files, DiskStats& stats,
-                                                     std::string& why) {
-    std::unique_ptr<UringBackend> backend(new UringBackend(files, stats));
-    std::unique_ptr<UringRing> first = UringRing::try_make(files, kLentRing, stats, why);
+                                                     int num_pread_threads, UringRefusal& refusal) {
+    std::unique_ptr<UringBackend> backend(new UringBackend(files, stats, num_pread_threads));
+    std::unique_ptr<UringRing> first = UringRing::try_make(files, kLentRing, stats, refusal);
     if (first == nullptr) return nullptr;
     backend->shortcoming_ = first->shortcoming();
     backend->idle_.push_back(std::move(first));
@@ -71,30 +72,42 @@ std::unique_ptr<UringRing> UringBackend::borrow() {
             return ring;
         }
     }
-    std::string why;
-    return UringRing::try_make(files_, kLentRing, stats_, why);
+    return supply_.try_make(kLentRing);
 }
 
 void UringBackend::give_back(std::unique_ptr<UringRing> ring) {
-    if (ring == nullptr || ring->is_broken()) return;
+    if (ring->is_broken()) return supply_.note_broken(*ring);
     std::lock_guard lock(idle_mutex_);
     idle_.push_back(std::move(ring));
 }
 
 UringLanes& UringBackend::lanes() {
     std::call_once(lanes_started_,
-                   [this] { lanes_ = std::make_unique<UringLanes>(files_, stats_); });
+                   [this] { lanes_ = std::make_unique<UringLanes>(files_, supply_); });
     return *lanes_;
 }
 
 std::int64_t UringBackend::whole_batches_below() const noexcept {
-    return getpid() == owner_pid_ ? kLanesFrom : 0;
+    return is_usable() ? kLanesFrom : 0;
+}
+
+std::string UringBackend::shortcoming() const {
+    // The parent may have held any lock when it forked.
+    if (is_forked()) return "a forked process reads rows by pread: the io_uring is its parent's";
+    const UringRefusal refusal = supply_.refusal();
+    if (refusal.error == 0) return shortcoming_;
+    const char* const what = supply_.is_lost()
+                                 ? "io_uring was lost, rows are read by pread: "
+                                 : "io_uring was short, some batches were read by pread: ";
+    return what + refusal.describe();
 }
 
 void UringBackend::run(ReadTask& task) {
     const std::uint32_t longest = longest_read(task);
-    if (getpid() != owner_pid_ || longest > kLentRing.arena_bytes) {
+    if (is_forked()) {
         read_plainly(task);
+    } else if (supply_.is_lost() || longest > kLentRing.arena_bytes) {
+        pread_.run(task);
     } else if (static_cast<std::int64_t>(task.reads().size()) >= kLanesFrom &&
                longest <= UringLanes::kLongestRead && lanes().is_running()) {
         lanes().run(task);
@@ -104,14 +117,14 @@ void UringBackend::run(ReadTask& task) {
 }
 
 void UringBackend::run_here(ReadTask& task) {
-    TaskSource source(task);
     std::unique_ptr<UringRing> ring = borrow();
-    if (ring != nullptr) ring->drain(source, longest_read(task), task.alignment());
+    if (ring == nullptr) return pread_.run(task);
+    TaskSource source(task);
+    ring->drain(source, longest_read(task), task.alignment());
     give_back(std::move(ring));
-    // No ring to be had, or it broke on the way.
+    // It broke on the way.
     ReadSource::Item item{};
     while (source.try_next(item)) task.retry(*item.read);
 }
 
 }  // namespace gramary
-#endif

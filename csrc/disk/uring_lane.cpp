@@ -1,10 +1,9 @@
-#ifdef GRAMARY_HAVE_LIBURING
 #include "disk/uring_lane.hpp"
 
 #include <algorithm>
 #include <atomic>
 #include <memory>
-#include <string>
+#include <utility>
 
 #include "base/start_threads.hpp"
 #include "base/thread_pool.hpp"
@@ -50,7 +49,7 @@ int UringLanes::num_lanes() {
     return std::clamp(num_cpus / 2, std::min(num_cpus, 2), kMaxLanes);
 }
 
-UringLanes::UringLanes(const FileSet& files, DiskStats& stats) : files_(files), stats_(stats) {
+UringLanes::UringLanes(const FileSet& files, UringSupply& supply) : files_(files), supply_(supply) {
     num_starting_ = num_lanes();
     const int num_wanted = num_starting_;
     start_threads(threads_, num_wanted, [this](int) { serve(); });
@@ -70,8 +69,7 @@ UringLanes::~UringLanes() {
 
 void UringLanes::serve() {
     const UringRing::Options options{kDepth, 2 * std::size_t{kDepth} * kSlotBytes, true};
-    std::string why;
-    std::unique_ptr<UringRing> ring = UringRing::try_make(files_, options, stats_, why);
+    std::unique_ptr<UringRing> ring = supply_.try_make(options);
     {
         std::lock_guard lock(mutex_);
         --num_starting_;
@@ -88,13 +86,14 @@ void UringLanes::serve() {
         LaneSource source(*this);
         if (ring != nullptr) ring->drain(source, kSlotBytes, files_.direct_alignment());
         if (ring == nullptr || ring->is_broken()) {
+            if (ring != nullptr) supply_.note_broken(*std::exchange(ring, nullptr));
             // What the ring left is read by pread; the next task gets a new ring.
             ReadSource::Item item{};
             while (source.try_next(item)) {
                 item.task->retry(*item.read);
                 source.answered(item);
             }
-            ring = UringRing::try_make(files_, options, stats_, why);
+            ring = supply_.try_make(options);
         }
     }
 }
@@ -142,4 +141,3 @@ void UringLanes::run(ReadTask& task) {
 }
 
 }  // namespace gramary
-#endif

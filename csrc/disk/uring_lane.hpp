@@ -1,5 +1,4 @@
 #pragma once
-#ifdef GRAMARY_HAVE_LIBURING
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -7,6 +6,7 @@
 #include <vector>
 
 #include "disk/uring_ring.hpp"
+#include "disk/uring_supply.hpp"
 
 namespace gramary {
 
@@ -15,7 +15,7 @@ namespace gramary {
 // joins the threads; a forked child, which has none, must neither run nor destroy them.
 class UringLanes {
  public:
-    UringLanes(const FileSet& files, DiskStats& stats);
+    UringLanes(const FileSet& files, UringSupply& supply);
     ~UringLanes();
     UringLanes(const UringLanes&) = delete;
     UringLanes& operator=(const UringLanes&) = delete;
@@ -41,7 +41,7 @@ class UringLanes {
     void count_skipped(Job& job, std::size_t count);  // with mutex_ held
 
     const FileSet& files_;
-    DiskStats& stats_;
+    UringSupply& supply_;
     std::mutex mutex_;
     std::condition_variable wake_;
     std::condition_variable done_;
@@ -53,4 +53,3 @@ class UringLanes {
 };
 
 }  // namespace gramary
-#endif

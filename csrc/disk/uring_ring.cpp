@@ -1,13 +1,12 @@
-#ifdef GRAMARY_HAVE_LIBURING
 #include "disk/uring_ring.hpp"
 
 #include <sched.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <new>
+#include <utility>
 
 namespace gramary {
 namespace {
@@ -15,6 +14,9 @@ namespace {
 constexpr int kMaxTries = 1000;
 // Reads that are answered before the queue is looked at again: half of a lane's.
 constexpr unsigned kBunch = 32;
+
+// The kernel is short of memory for the moment, or wants completions taken first.
+bool is_shortage(int result) { return result == -EAGAIN || result == -EBUSY; }
 
 std::uint32_t round_up(std::uint32_t value, std::uint32_t unit) {
     return (value + unit - 1) / unit * unit;
@@ -26,7 +28,6 @@ UringRing::UringRing(const FileSet& files, const Options& options, DiskStats& st
     : files_(files),
       stats_(stats),
       num_entries_(options.num_entries),
-      arena_bytes_(options.arena_bytes),
       is_lent_(!options.single_issuer),
       slots_(2 * std::size_t{options.num_entries}) {
     // Nothing is allocated while reads are in flight.
@@ -34,81 +35,30 @@ UringRing::UringRing(const FileSet& files, const Options& options, DiskStats& st
     done_.reserve(slots_.size());
 }
 
-UringRing::~UringRing() {
-    if (is_open_) io_uring_queue_exit(&ring_);
-    if (arena_ != nullptr) ::munmap(arena_, arena_bytes_);
-}
-
 // Called on threads that no exception may leave.
 std::unique_ptr<UringRing> UringRing::try_make(const FileSet& files, const Options& options,
-                                               DiskStats& stats, std::string& why) try {
+                                               DiskStats& stats, UringRefusal& refusal) try {
     std::unique_ptr<UringRing> ring(new UringRing(files, options, stats));
-    int error = ring->set_up(options.single_issuer);
-    if (error == 0) error = ring->try_out();
-    if (error != 0) {
-        why = std::strerror(error);
-        return nullptr;
-    }
-    void* const arena = ::mmap(nullptr, options.arena_bytes, PROT_READ | PROT_WRITE,
-                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (arena == MAP_FAILED) {
-        why = std::strerror(errno);
-        return nullptr;
-    }
-    ring->arena_ = static_cast<std::uint8_t*>(arena);
-    // A child must not see pages that the kernel may write to for its parent.
-    (void)::madvise(arena, options.arena_bytes, MADV_DONTFORK);
-    ring->register_resources();
-    return ring;
+    refusal = ring->set_up(options);
+    return refusal.error == 0 ? std::move(ring) : nullptr;
 } catch (const std::bad_alloc&) {
-    why = "no memory";
+    refusal = {"memory for a ring", ENOMEM};
     return nullptr;
 }
 
-// Asks for the flags that save interrupts and locks, in steps down to none; 0 or an errno.
-int UringRing::set_up(bool single_issuer) {
-    std::vector<unsigned> steps;
-#if defined(IORING_SETUP_SINGLE_ISSUER) && defined(IORING_SETUP_DEFER_TASKRUN)
-    if (single_issuer) {
-        steps.push_back(IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN);
-        steps.push_back(IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_COOP_TASKRUN);
+UringRefusal UringRing::set_up(const Options& options) {
+    if (const int error = queue_.open(num_entries_, options.single_issuer)) {
+        return {queue_.failed_call(), error};
     }
-#else
-    (void)single_issuer;
-#endif
-#if defined(IORING_SETUP_COOP_TASKRUN)
-    steps.push_back(IORING_SETUP_COOP_TASKRUN);
-#endif
-    steps.push_back(0);
-    int error = 0;
-    for (const unsigned flags : steps) {
-        error = -io_uring_queue_init(num_entries_, &ring_, flags);
-        if (error == 0) {
-            is_open_ = true;
-            return 0;
-        }
-        if (error != EINVAL) break;  // not a question of flags
+    if (const int error = arena_.allocate(options.arena_bytes)) {
+        return {"memory for reads through io_uring", error};
     }
-    return error;
-}
-
-// Hands in nothing and takes it back: who may make a ring may still be forbidden to use it. 0 or an
-// errno.
-int UringRing::try_out() {
-    io_uring_prep_nop(io_uring_get_sqe(&ring_));
-    int result;
-    do {
-        result = io_uring_submit_and_wait(&ring_, 1);
-    } while (result == -EINTR || (result >= 0 && io_uring_cq_ready(&ring_) == 0));
-    io_uring_cq_advance(&ring_, io_uring_cq_ready(&ring_));
-    return result < 0 ? -result : 0;
+    register_resources();
+    return try_out();
 }
 
 void UringRing::register_resources() {
-    const iovec memory{arena_, arena_bytes_};
-    const int error = -io_uring_register_buffers(&ring_, &memory, 1);
-    has_fixed_buffer_ = error == 0;
-    if (error != 0) {
+    if (const int error = queue_.register_buffer(arena_)) {
         shortcoming_ = std::string("io_uring buffers are not registered (") + std::strerror(error) +
                        (error == ENOMEM ? "); raising RLIMIT_MEMLOCK helps"
                                         : "); allowing io_uring_register helps");
@@ -118,59 +68,67 @@ void UringRing::register_resources() {
     for (std::int64_t i = 0; files_.direct() && i < files_.size(); ++i) {
         fds.push_back(files_.direct_fd(i));
     }
-    has_fixed_files_ =
-        io_uring_register_files(&ring_, fds.data(), static_cast<unsigned>(fds.size())) == 0;
+    (void)queue_.register_files(fds);
+}
+
+// Reads no bytes, as all others will be read: who may make a ring may still be forbidden to enter
+// it, and a kernel that has rings need not know this operation.
+UringRefusal UringRing::try_out() {
+    if (files_.size() == 0) return {};
+    queue_.prepare({files_.buffered_fd(0), 0, arena_.data(), 0, 0, 0});
+    int entered = 0;
+    for (int num_tries = 0; num_tries < kMaxTries && queue_.num_ready() == 0; ++num_tries) {
+        entered = queue_.enter(1);
+        if (entered < 0 && entered != -EINTR && !is_shortage(entered)) break;
+        if (entered < 0) ::sched_yield();
+    }
+    if (queue_.num_ready() == 0) return {"io_uring_enter", entered < 0 ? -entered : EAGAIN};
+    std::int32_t result = 0;
+    queue_.take([&](const uring_abi::CompletionEntry& entry) { result = entry.result; });
+    if (result < 0) return {"a read through io_uring", -result};
+    return {};
 }
 
 void UringRing::prepare(unsigned slot) {
     const ReadTask& task = *slots_[slot].item.task;
     const BlockRead& read = *slots_[slot].item.read;
     const auto file = file_of(read.address);
-    const auto offset = static_cast<std::uint64_t>(offset_of(read.address));
-    const int plain_fd = task.fd_of(read);
-    const int fixed_fd = static_cast<int>(task.direct() ? files_.size() + file : file);
-    const int fd = has_fixed_files_ ? fixed_fd : plain_fd;
-    io_uring_sqe* const entry = io_uring_get_sqe(&ring_);  // in flight < entries: there is one
-    if (has_fixed_buffer_) {
-        io_uring_prep_read_fixed(entry, fd, memory_of(slot), read.length, offset, 0);
-    } else {
-        io_uring_prep_read(entry, fd, memory_of(slot), read.length, offset);
-    }
-    if (has_fixed_files_) entry->flags |= IOSQE_FIXED_FILE;
-    io_uring_sqe_set_data64(entry, slot);
+    // In flight < entries: there is room.
+    queue_.prepare({task.fd_of(read), static_cast<int>(task.direct() ? files_.size() + file : file),
+                    memory_of(slot), read.length,
+                    static_cast<std::uint64_t>(offset_of(read.address)), slot});
     slots_[slot].is_busy = true;
     ++in_flight_;
 }
 
 // Hands in what was prepared and takes what has come; comes back with at least `num_awaited`
-// completions.
+// completions, or with some where the kernel wants them taken first, or false when the ring is
+// broken.
 bool UringRing::submit(unsigned num_awaited) {
-    for (int num_tries = 0;; ++num_tries) {
-        const bool waits = io_uring_cq_ready(&ring_) < num_awaited;
-        // A lane's completions come only when they are asked for (DEFER_TASKRUN).
-        const bool asks = !is_lent_ && num_tries == 0;
-        if (!waits && !asks && io_uring_sq_ready(&ring_) == 0) return true;
+    // A lane's completions come only when they are asked for (DEFER_TASKRUN).
+    bool asks = !is_lent_;
+    for (int num_tries = 0;;) {
+        const bool waits = queue_.num_ready() < num_awaited;
+        if (!waits && !asks && queue_.num_prepared() == 0) return true;
+        asks = false;
         StopWatch watch(waits ? stats_.waiting_ns : stats_.submitting_ns);
-        const int result = waits ? io_uring_submit_and_wait(&ring_, num_awaited)
-                                 : io_uring_submit_and_get_events(&ring_);
-        if (result >= 0 || result == -EINTR) continue;
-        // The kernel may be short of memory for the moment, or want completions taken first.
-        if ((result != -EBUSY && result != -EAGAIN) || num_tries > kMaxTries) return false;
-        if (io_uring_cq_ready(&ring_) > 0) return true;
+        const int result = queue_.enter(waits ? num_awaited : 0);
+        const bool is_stuck = is_shortage(result) || (result == 0 && queue_.num_prepared() > 0);
+        if (!is_stuck && (result >= 0 || result == -EINTR)) continue;
+        if (!is_stuck || ++num_tries > kMaxTries) {
+            breakage_ = {"io_uring_enter", result < 0 ? -result : EAGAIN};
+            return false;
+        }
+        (void)queue_.collect();
+        if (queue_.num_ready() > 0) return true;
         ::sched_yield();
     }
 }
 
 void UringRing::reap() {
-    unsigned head = 0;
-    unsigned num_done = 0;
-    io_uring_cqe* entry = nullptr;
-    io_uring_for_each_cqe(&ring_, head, entry) {
-        done_.push_back({static_cast<unsigned>(entry->user_data), entry->res});
-        ++num_done;
-    }
-    io_uring_cq_advance(&ring_, num_done);
-    in_flight_ -= num_done;
+    in_flight_ -= queue_.take([this](const uring_abi::CompletionEntry& entry) {
+        done_.push_back({static_cast<unsigned>(entry.user_data), entry.result});
+    });
 }
 
 bool UringRing::is_whole(const Completion& completion) const noexcept {
@@ -221,9 +179,10 @@ void UringRing::finish_done(ReadSource& source) {
     done_.resize(done_.size() - count);
 }
 
-// Answers what is in flight by pread; the kernel may still write to the arena, which stays.
+// Answers what is in flight by pread. The kernel may still write to the arena, so it stays mapped
+// for good: another use of its addresses would be written over.
 void UringRing::abandon(ReadSource& source) {
-    is_broken_ = true;
+    if (in_flight_ > 0) arena_.leave();
     while (!done_.empty()) finish_done(source);
     for (unsigned slot = 0; slot < slots_.size(); ++slot) {
         const Completion lost{slot, -EIO};
@@ -244,7 +203,7 @@ void UringRing::fill(ReadSource& source) {
 
 void UringRing::drain(ReadSource& source, std::uint32_t longest_read, std::uint32_t alignment) {
     slot_bytes_ = round_up(std::max(longest_read, 64u), std::max(alignment, 64u));
-    const std::size_t num_slots = std::min(arena_bytes_ / slot_bytes_, slots_.size());
+    const std::size_t num_slots = std::min(arena_.num_bytes() / slot_bytes_, slots_.size());
     free_slots_.clear();
     for (std::size_t slot = num_slots; slot > 0; --slot) {
         free_slots_.push_back(static_cast<unsigned>(slot - 1));
@@ -258,7 +217,7 @@ void UringRing::drain(ReadSource& source, std::uint32_t longest_read, std::uint3
         if (is_lent_) {
             if (!submit(0)) return abandon(source);
             // What the page cache held is there already.
-            const unsigned num_cached = io_uring_cq_ready(&ring_);
+            const unsigned num_cached = queue_.num_ready();
             DiskStats::add(stats_.num_cached_reads, num_cached);
             if (num_cached < in_flight_) most_in_flight_ = num_entries_;
         }
@@ -275,4 +234,3 @@ void UringRing::drain(ReadSource& source, std::uint32_t longest_read, std::uint3
 }
 
 }  // namespace gramary
-#endif

@@ -1,7 +1,4 @@
 #pragma once
-#ifdef GRAMARY_HAVE_LIBURING
-#include <liburing.h>
-
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -11,6 +8,9 @@
 #include "disk/disk_stats.hpp"
 #include "disk/file_set.hpp"
 #include "disk/read_task.hpp"
+#include "disk/uring_mapping.hpp"
+#include "disk/uring_queue.hpp"
+#include "disk/uring_refusal.hpp"
 
 namespace gramary {
 
@@ -29,7 +29,7 @@ class ReadSource {
     virtual void answered(const Item& item) = 0;
 };
 
-// One io_uring with memory and files registered where the limits allow it.
+// Reads through one io_uring, with memory and files registered where the limits allow it.
 //
 // Reads land in the ring's own memory, never in a caller's, so that nothing the kernel still holds
 // can outlive a call. At most num_entries reads are in flight, half the completion queue, which
@@ -44,10 +44,9 @@ class UringRing {
         std::size_t arena_bytes;
         bool single_issuer;
     };
-    // nullptr when the kernel refuses, or has no memory for it; `why` then says so.
+    // nullptr when the kernel refuses, or has no memory for it; `refusal` then says so.
     static std::unique_ptr<UringRing> try_make(const FileSet& files, const Options& options,
-                                               DiskStats& stats, std::string& why);
-    ~UringRing();
+                                               DiskStats& stats, UringRefusal& refusal);
     UringRing(const UringRing&) = delete;
     UringRing& operator=(const UringRing&) = delete;
 
@@ -55,7 +54,9 @@ class UringRing {
     // ring leaves the rest in the source. No read may be longer than the arena.
     void drain(ReadSource& source, std::uint32_t longest_read, std::uint32_t alignment);
 
-    bool is_broken() const noexcept { return is_broken_; }
+    bool is_broken() const noexcept { return breakage_.error != 0; }
+    // What broke it.
+    const UringRefusal& breakage() const noexcept { return breakage_; }
     // What the kernel did not grant, or empty.
     const std::string& shortcoming() const noexcept { return shortcoming_; }
 
@@ -70,8 +71,8 @@ class UringRing {
     };
 
     UringRing(const FileSet& files, const Options& options, DiskStats& stats);
-    int set_up(bool single_issuer);
-    int try_out();
+    UringRefusal set_up(const Options& options);
+    UringRefusal try_out();
     void register_resources();
     void fill(ReadSource& source);
     void prepare(unsigned slot);
@@ -82,27 +83,25 @@ class UringRing {
     void finish(std::span<const Completion> completions, ReadSource& source);
     void finish_done(ReadSource& source);
     void abandon(ReadSource& source);
-    std::uint8_t* memory_of(unsigned slot) const noexcept { return arena_ + slot * slot_bytes_; }
+    std::uint8_t* memory_of(unsigned slot) const noexcept {
+        return arena_.data() + slot * slot_bytes_;
+    }
 
     const FileSet& files_;
     DiskStats& stats_;
-    io_uring ring_{};
+    // Destroyed after the queue, whose reads land in it.
+    UringMapping arena_;
+    UringQueue queue_;
     unsigned num_entries_;
-    std::size_t arena_bytes_;
     bool is_lent_;
-    std::uint8_t* arena_ = nullptr;
     std::size_t slot_bytes_ = 0;
     std::vector<Slot> slots_;
     std::vector<unsigned> free_slots_;
     std::vector<Completion> done_;  // come, not answered yet
     unsigned in_flight_ = 0;
     unsigned most_in_flight_ = 0;
-    bool has_fixed_buffer_ = false;
-    bool has_fixed_files_ = false;
-    bool is_open_ = false;
-    bool is_broken_ = false;
+    UringRefusal breakage_;
     std::string shortcoming_;
 };
 
 }  // namespace gramary
-#endif

@@ -111,9 +111,17 @@ class TableCollector:
         depth = self._core.GaugeMetricFamily(
             "gramary_disk_max_in_flight", "Most reads in flight in one ring.", labels=["table"]
         )
+        how = self._core.InfoMetricFamily(
+            "gramary_disk_reader",
+            "How rows are read, and what the machine does not grant for it.",
+            labels=["table"],
+        )
         for table, tier in tiers:
             for fact, part in _DISK_TIMES.items():
                 times.add_metric([table, part], float(tier.facts[fact]) / 1e9)
             depth.add_metric([table], float(tier.facts["max_in_flight"]))
+            facts = {"reader": tier.facts["reader"], "note": tier.facts["reader_note"]}
+            how.add_metric([table], facts)
         yield times
         yield depth
+        yield how

@@ -69,29 +69,50 @@ def test_a_file_that_cannot_be_read_gives_its_error_number(tmp_path: Path) -> No
     assert probes.try_direct_read(tmp_path / "missing") == errno.ENOENT
 
 
-def test_io_uring_is_really_asked_for() -> None:
+def test_io_uring_is_really_asked_for(tmp_path: Path) -> None:
+    """With the very file, where it can be read, else with one of our own; refusals: test_uring."""
     before = len(os.listdir("/proc/self/fd"))
-    code = probes.try_io_uring()
-    assert code in (0, errno.ENOSYS, errno.EPERM, errno.ENOMEM)
+    (tmp_path / "table").write_bytes(b"x" * 4096)
+    answers = [probes.try_reading_by_ring(file) for file in (None, tmp_path / "table")]
+    assert answers[0] == answers[1] == probes.try_reading_by_ring(tmp_path / "missing")
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize(
-    ("built_in", "code", "answer", "words"),
+    ("code", "words"),
     [
-        (True, 0, "yes", "allowed"),
-        (False, 0, "no", "liburing"),
-        (True, errno.EPERM, "no", "seccomp"),
-        (False, errno.ENOSYS, "no", "kernel"),
-        (True, errno.ENOMEM, "no", "pread"),
+        (errno.EPERM, "seccomp"),
+        (errno.EACCES, "security module"),
+        (errno.ENOSYS, "5.6 or newer"),
+        (errno.EINVAL, "5.6 or newer"),
+        (errno.ENOMEM, "ulimit -l"),
+        (errno.EMFILE, "ulimit -n"),
+        (errno.EIO, "pread"),
     ],
 )
-def test_each_io_uring_answer_has_its_remedy(
-    built_in: bool, code: int, answer: str, words: str
+def test_each_refusal_of_io_uring_has_its_remedy(
+    monkeypatch: pytest.MonkeyPatch, code: int, words: str
 ) -> None:
-    finding = probes._describe_io_uring("reading", built_in, code)
-    assert finding.answer == answer
-    assert words in f"{finding.detail} {finding.remedy}"
+    monkeypatch.setattr(probes, "_IO_URING_SWITCH", Path("/nowhere"))
+    finding = probes._describe_io_uring("reading", code, "io_uring_setup: refused")
+    assert (finding.answer, finding.detail) == ("no", "io_uring_setup: refused; pread is used")
+    assert words in finding.remedy
+
+
+def test_io_uring_that_the_kernel_allows_tells_what_it_lacks() -> None:
+    assert probes._describe_io_uring("reading", 0, "").detail == "the kernel allows it"
+    finding = probes._describe_io_uring("reading", 0, "buffers are not registered")
+    assert (finding.answer, finding.remedy) == ("yes", "")
+    assert finding.detail == "the kernel allows it; buffers are not registered"
+
+
+def test_the_kernels_own_switch_is_named(monkeypatch, tmp_path: Path) -> None:
+    """A seccomp profile that is changed in vain costs a day."""
+    switch = tmp_path / "io_uring_disabled"
+    monkeypatch.setattr(probes, "_IO_URING_SWITCH", switch)
+    for value, words in (("2\n", "kernel.io_uring_disabled is 2"), ("0\n", "seccomp")):
+        switch.write_text(value)
+        assert words in probes._describe_io_uring("reading", errno.EPERM, "refused").remedy
 
 
 @pytest.fixture

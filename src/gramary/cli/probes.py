@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import errno
 import importlib.metadata
@@ -36,9 +35,7 @@ PACKAGES = {
     "prometheus-client": "metrics need it: pip install 'gramary[metrics]'",
 }
 
-# The number is the same on every architecture: include/uapi/asm-generic/unistd.h
-_IO_URING_SETUP = 425
-_IO_URING_PARAMS_BYTES = 120
+_IO_URING_SWITCH = Path("/proc/sys/kernel/io_uring_disabled")
 _DIRECT_BLOCK_BYTES = 4096
 
 
@@ -130,17 +127,14 @@ def probe_memory(settings: Settings) -> Iterator[Finding]:
 
 def probe_reading(folder: Path | None) -> Iterator[Finding]:
     """Yields how rows can be read from files: io_uring, and direct reads below a folder."""
-    from gramary.native import _core
-
     section = "reading from disk"
     yield Finding(section, "positioned reads", YES, "always")
-    code = try_io_uring()
-    yield _describe_io_uring(section, _core.have_liburing, code)
-    if folder is None:
+    file = None if folder is None else _largest_file(folder)
+    yield _describe_io_uring(section, *try_reading_by_ring(file))
+    if file is None:
         remedy = "name a model: gramary doctor --model DIR"
         yield Finding(section, "direct reads", UNKNOWN, "depends on the file system", remedy)
         return
-    file = _largest_file(folder)
     code = try_direct_read(file)
     if code == 0:
         yield Finding(section, "direct reads", YES, f"O_DIRECT works on {file.name}")
@@ -150,30 +144,50 @@ def probe_reading(folder: Path | None) -> Iterator[Finding]:
         yield Finding(section, "direct reads", NO, detail, remedy)
 
 
-def _describe_io_uring(section: str, built_in: bool, code: int) -> Finding:
-    if code == 0 and built_in:
-        return Finding(section, "io_uring", YES, "allowed, and built in")
+def _describe_io_uring(section: str, code: int, told: str) -> Finding:
     if code == 0:
-        remedy = "install liburing (Debian, Ubuntu: apt install liburing-dev) and build again"
-        return Finding(section, "io_uring", NO, "allowed, but not built in; pread is used", remedy)
+        detail = "; ".join(filter(None, ("the kernel allows it", told)))
+        return Finding(section, "io_uring", YES, detail)
     remedies = {
-        errno.ENOSYS: "the kernel is too old or built without it: 5.11 or newer is needed",
-        errno.EPERM: "forbidden: allow it in the container's seccomp profile, or set "
-        "kernel.io_uring_disabled=0",
+        errno.ENOSYS: "the kernel is too old, or built without it: 5.6 or newer is needed; some "
+        "containers hide it: allow the three calls io_uring_* in the seccomp profile",
+        errno.EPERM: _name_io_uring_ban(),
+        errno.EACCES: "a security module forbids it: allow io_uring in its policy",
+        errno.ENOMEM: "raise the limit of locked memory: `ulimit -l unlimited`, or in containers "
+        "--ulimit memlock=-1",
+        errno.EMFILE: "raise the limit of open files: `ulimit -n 65536`",
+        errno.EINVAL: "this kernel, or what stands in for one, cannot read files this way: 5.6 or "
+        "newer is needed",
     }
-    detail = f"{os.strerror(code)}; pread is used"
+    detail = f"{told}; pread is used"
     return Finding(section, "io_uring", NO, detail, remedies.get(code, "pread serves as well"))
 
 
-def try_io_uring() -> int:
-    """Sets a ring of one entry up and closes it; returns 0, or the kernel's error number."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    parameters = ctypes.create_string_buffer(_IO_URING_PARAMS_BYTES)
-    descriptor = libc.syscall(_IO_URING_SETUP, 1, parameters)
-    if descriptor < 0:
-        return ctypes.get_errno()
-    os.close(descriptor)
-    return 0
+def _name_io_uring_ban() -> str:
+    """Returns how to lift what forbids io_uring: the kernel's own switch, or else a filter."""
+    try:
+        switch = _IO_URING_SWITCH.read_text().strip()
+    except OSError:
+        switch = "0"
+    if switch != "0":
+        return (
+            f"kernel.io_uring_disabled is {switch}: on the host, sysctl kernel.io_uring_disabled=0"
+        )
+    return "allow the three calls io_uring_* in the container's seccomp profile"
+
+
+def try_reading_by_ring(file: Path | None) -> tuple[int, str]:
+    """Makes a ring as the reader does; for a file of gramary itself where none can be read.
+
+    Returns:
+        0 and what is not granted although rows can be read this way, or the error number and what
+        failed, in words.
+    """
+    from gramary.native import _core
+    from gramary.native.raw_disk import try_io_uring
+
+    is_readable = file is not None and os.access(file, os.R_OK)
+    return try_io_uring(str(file) if is_readable else _core.__file__)
 
 
 def try_direct_read(file: Path) -> int:

@@ -61,7 +61,7 @@ class DiskReader:
 
     Args:
         layout: where the rows lie.
-        reader: "auto" reads through io_uring where the machine allows it, else through a pool of
+        reader: "auto" reads through io_uring where the kernel allows it, else through a pool of
             positioned reads, and says so once; "io_uring", "pread" and "mmap" insist.
         direct_io: whether large batches that miss the page cache may bypass it.
         num_threads: threads of the pread pool; 0 lets the core choose.
@@ -161,13 +161,17 @@ class DiskReader:
         bytes read over bytes of rows asked for; times in `*_ns` are spent in
         planning, in reading from the page cache (large batches), in the backend, and of that in
         handing reads in, in waiting for the storage and in checking and copying (io_uring, summed
-        over its threads).
+        over its threads). `reader` is how rows are read now, and `reader_note` what the machine
+        does not grant, with the kernel's reason: no io_uring, no registered buffers, no direct
+        reads. It is empty where nothing is missing; what is new in it is logged.
         """
         with self._users:
+            self._say_notes()
             counters: dict[str, int | float | str] = dict(self._core.stats())
             asked_bytes = int(counters["row_bytes"])
             counters["amplification"] = int(counters["read_bytes"]) / max(1, asked_bytes)
             counters["reader"] = self._core.backend_name()
+            counters["reader_note"] = "; ".join(self._core.notes())
             counters["direct_alignment"] = self._core.direct_alignment()
         return counters
 
@@ -192,11 +196,12 @@ class DiskReader:
     def close(self) -> None:
         """Waits for running reads and gives descriptors and threads back; repeatable."""
         if self._users.close():
+            self._say_notes()
             del self._core
 
     def _say_notes(self) -> None:
-        for note in self._core.take_notes():
-            # What is behind the colon, such as a file's name, makes no other message of it.
+        for note in self._core.notes():
+            # What is after the colon, such as a file's name, makes no other message of it.
             what = note.partition(":")[0]
             if what not in _said:
                 _said.add(what)

@@ -12,6 +12,19 @@ import torch
 import gramary.native._core as _core
 
 
+def try_io_uring(path: str) -> tuple[int, str]:
+    """Makes a ring as the reader does, reads no byte of a file through it, and takes it down.
+
+    Args:
+        path: the file, whose file system is asked too.
+
+    Returns:
+        0 and what is not granted although rows can be read this way (empty: nothing), or the error
+        number and the call that failed, in words.
+    """
+    return _core.try_io_uring(path)
+
+
 def lane_shape() -> tuple[int, int]:
     """Returns (threads, reads in flight in each) of the reader's large batches here."""
     return _core.lane_shape()
@@ -30,8 +43,8 @@ def read_blocks_raw(
         depth: reads in flight in each; 1 is one pread after the other, without io_uring.
 
     Raises:
-        OSError: the file cannot be read this way; for depths above 1, ENOSYS in a build without
-            liburing, and what the kernel says where io_uring is forbidden.
+        OSError: the file cannot be read this way; for depths above 1, what the kernel says where
+            it refuses io_uring.
     """
     assert offsets.dtype == torch.int64
     assert offsets.is_contiguous()
