@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import torch
 
-from benchmarks import disk, harness, pack
+from benchmarks import disk, harness, pack, uring_core
 from benchmarks.disk_files import (
     byte_offsets,
     describe_table,
@@ -70,6 +70,20 @@ def test_the_first_case_of_each_checks(module, tmp_path) -> None:
         assert case.baseline in case.candidates
         assert case.check() > 0
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_two_packages_are_compared_in_processes_that_take_turns(tmp_path) -> None:
+    """A package beside itself: every candidate is sampled, and the rows of both are right."""
+    cases = list(uring_core.build(True, folder=str(tmp_path)))
+    assert [case.cache for case in cases] == ["cold", "warm", "warm"]
+    for case in cases:
+        assert case.check() > 0
+        assert case.baseline == list(case.samples)[2]
+        assert len({len(samples) for samples in case.samples.values()}) == 1
+        assert case.parameters["earlier_core_sha256"] == case.parameters["this_core_sha256"]
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+    with pytest.raises(FileNotFoundError, match="expected a folder with a built gramary"):
+        uring_core.Process(tmp_path, tmp_path / "table.bin")
 
 
 def test_the_receipt_holds_every_word_of_the_command(tmp_path, monkeypatch) -> None:
