@@ -1,10 +1,14 @@
 """Counters of tables, and their exposition for Prometheus."""
 
+import errno
 import logging
+import os
 import sys
 
 import pytest
 import torch
+from seccomp import IO_URING_SETUP
+from syscall_supervisor import run_forbidden
 from table_stage import encoded_table, small_spec, write_table_folder
 
 from gramary import Table
@@ -86,6 +90,25 @@ def test_prometheus_exposition(folder) -> None:
         text = prometheus_client.generate_latest(registry).decode()
     assert "# TYPE gramary_disk_read_bytes_total counter" in text
     assert text.count("# HELP") >= 17
+
+
+@pytest.mark.behaviour(34)
+def test_the_kernels_refusal_stands_in_statistics_and_metrics(folder) -> None:
+    """Behaviour 34: how rows are read, and why not otherwise."""
+    prometheus_client = pytest.importorskip("prometheus_client")
+    registry = prometheus_client.CollectorRegistry()
+
+    def read() -> None:
+        with Table.open(folder, placement="disk") as table:
+            table.lookup(torch.arange(100))
+            (facts,) = (tier.facts for tier in table.stats().tiers)
+            assert facts["reader"] == "pread"
+            assert facts["reader_note"].endswith(f"io_uring_setup: {os.strerror(errno.EPERM)}")
+            registry.register(TableCollector({"a": table}))
+            how = {"table": "a", "reader": "pread", "note": facts["reader_note"]}
+            assert registry.get_sample_value("gramary_disk_reader_info", how) == 1
+
+    run_forbidden({IO_URING_SETUP: errno.EPERM}, read)
 
 
 def test_a_scrape_leaves_errors_to_the_tables_users(folder, monkeypatch) -> None:
