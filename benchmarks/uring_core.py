@@ -55,9 +55,9 @@ class Plan:
         pause_s: seconds before a cold sample.
     """
 
-    num_pairs: int = 3
-    num_cold: int = 3
-    num_warm: int = 8
+    num_pairs: int = 2
+    num_cold: int = 5
+    num_warm: int = 60
     num_cold_rows: int = NUM_COLD_ROWS
     pause_s: float = PAUSE_S
 
@@ -207,7 +207,7 @@ def _case(comparison: Comparison, samples: Samples, cache: str, num_rows: int) -
     facts = comparison.facts
     notes = {
         "cold": "the file's pages dropped before every sample; O_DIRECT",
-        "warm": "the whole file read from start to end, and all rows again before every sample",
+        "warm": "the whole file read from start to end before the samples of each pair",
     }
     return MeasuredCase(
         name=f"checkpoint, {cache}, {num_rows} random rows",
