@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from gramary.cgroups import cgroups_of
+from gramary.cgroups import cgroups_of, memory_room
 from gramary.errors import UnsupportedError
 from gramary.settings import Settings
 
@@ -21,8 +21,6 @@ ROOT = Path("/")
 
 # include/uapi/linux/capability.h
 _CAP_IPC_LOCK = 14
-# A v1 group without a limit reports the largest page-aligned int64.
-_CGROUP_V1_UNLIMITED = 1 << 62
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +29,8 @@ class HostRoom:
 
     Attributes:
         available_bytes: MemAvailable of the machine.
-        cgroup_bytes: room left in the tightest memory cgroup above the process; None: no limit.
+        cgroup_bytes: room left in the tightest memory cgroup above the process, clean page cache
+            included; None: no limit.
         lock_bytes: bytes the process may still lock; None: no limit.
         local_ranks: processes on this machine that share the memory, at least 1.
         limit_bytes: `settings.memory_limit_bytes`: what to plan with instead of the other bounds.
@@ -107,7 +106,7 @@ def read_host_room(settings: Settings, root: Path = ROOT) -> HostRoom:
         available = 0
     return HostRoom(
         available_bytes=available,
-        cgroup_bytes=_cgroup_room(root),
+        cgroup_bytes=memory_room(root),
         lock_bytes=_lock_room(root),
         local_ranks=settings.local_ranks,
         limit_bytes=settings.memory_limit_bytes,
@@ -190,33 +189,6 @@ def _lock_room(root: Path) -> int | None:
             locked = int(status.get("VmLck", "0 kB").split()[0]) * 1024
             return max(0, int(soft) - locked)
     return None
-
-
-def _cgroup_room(root: Path) -> int | None:
-    """Returns the least room of the memory cgroups from the process up, None without a limit."""
-    rooms = [
-        room for room in (_room_of(folder) for folder in cgroups_of("memory", root)) if room >= 0
-    ]
-    return min(rooms, default=None)
-
-
-def _room_of(folder: Path) -> int:
-    """Returns the bytes a memory cgroup still has, -1 without a limit (either version).
-
-    Pages of files that nobody used lately are charged to the group and given up when memory is
-    short, so they count as room.
-    """
-    v2 = (folder / "memory.max").exists()
-    limit = _read(folder / ("memory.max" if v2 else "memory.limit_in_bytes"))
-    used = _read(folder / ("memory.current" if v2 else "memory.usage_in_bytes"))
-    if not limit.isdigit() or not used.isdigit() or int(limit) >= _CGROUP_V1_UNLIMITED:
-        return -1
-    idle_name = "inactive_file" if v2 else "total_inactive_file"
-    idle = 0
-    for line in _read(folder / "memory.stat").splitlines():
-        name, _, value = line.partition(" ")
-        idle = int(value) if name == idle_name else idle
-    return max(0, int(limit) - max(0, int(used) - idle))
 
 
 def _quota_of(folder: Path) -> float:
