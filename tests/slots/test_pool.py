@@ -210,11 +210,13 @@ def test_foreign_and_wrong_handles(stage: Stage, pool: SlotPool) -> None:
     slot = pool.acquire()
     run(stage, pool, slot, 0, 5)
     kept = pool.snapshot(slot, 5, HISTORY)
-    with pytest.raises(SlotError, match="slot 4: expected a request's slot, but nobody holds it"):
+    with pytest.raises(SlotError, match="slot 4: expected a request's slot, but nothing holds it"):
         pool.release(4)
     with pytest.raises(SlotError, match="but a checkpoint holds it; take one with acquire"):
         pool.advance(kept.slot, 5, 1)
-    with pytest.raises(SlotError, match=r"expected one of this pool; use export_blob"):
+    with pytest.raises(
+        SlotError, match=r"expected one that this pool keeps; move another pool.s with export_blob"
+    ):
         make_pool(stage).restore(kept, 5, HISTORY)
     with pytest.raises(SlotError, match="expected pending, got committed; it was committed"):
         pool.commit(kept, ExportStatus.WRITTEN)
@@ -225,7 +227,7 @@ def test_foreign_and_wrong_handles(stage: Stage, pool: SlotPool) -> None:
         pool.checkpoint(slot, 6, HISTORY)
     with pytest.raises(SlotError, match=r"history: expected the last 2 tokens .* got 3"):
         pool.checkpoint(slot, 5, (1, 2, 3))
-    with pytest.raises(SlotError, match="num_tokens: expected 0 or more, got -1"):
+    with pytest.raises(SlotError, match=r"num_tokens: expected 0 to \d+ .*, got -1"):
         pool.advance(slot, 5, -1)
     pool.check_integrity()
 

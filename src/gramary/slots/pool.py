@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import torch
 
@@ -13,7 +14,15 @@ from gramary.ops.gate_conv import Caps, ExportStatus
 from gramary.ple import from_chronological, to_chronological
 from gramary.ple.checks import check_pool
 from gramary.slots.blob import WindowBlob
-from gramary.slots.records import CheckpointState, Tenure, WindowCheckpoint, token_history
+from gramary.slots.records import (
+    MAX_POSITION,
+    CheckpointState,
+    Tenure,
+    WindowCheckpoint,
+    token_history,
+)
+
+Holder = TypeVar("Holder", Tenure, WindowCheckpoint)
 
 
 class SlotPool:
@@ -25,8 +34,8 @@ class SlotPool:
     `commit`; `restore` any number of times; `discard`. A slot belongs to one request or one
     checkpoint until it is given back, so no export is ever sent to a live slot.
 
-    Windows are copied on the current stream of the pool's device. Not thread-safe: one scheduler
-    owns a pool.
+    A call that raises has changed nothing, and one that is interrupted holds no slot. Windows are
+    copied on the current stream of the pool's device. Not thread-safe: one scheduler owns a pool.
 
     Args:
         caps: geometry; all plans over the pool share its max_speculative_tokens.
@@ -62,20 +71,22 @@ class SlotPool:
             raise ArgumentError(
                 f"protected: expected slots from 0 to {conv_state.shape[0] - 1}, got {outside[0]}"
             )
-        # A heap: the lowest free slot is handed out, so that runs repeat.
-        self._free = [s for s in range(conv_state.shape[0]) if s not in self._protected]
-        self._live: dict[int, Tenure] = {}
-        self._checkpoints: dict[int, WindowCheckpoint] = {}
+        # The one record of who holds a slot; what is not here is free. One store takes a slot, one
+        # deletion frees it, so that no interrupt finds it half taken.
+        self._held: dict[int, Tenure | WindowCheckpoint] = {}
+        # A heap of every free slot, perhaps with some that are held: the lowest free slot is handed
+        # out, so that runs repeat.
+        self._candidates = [s for s in range(conv_state.shape[0]) if s not in self._protected]
 
     @property
     def num_free(self) -> int:
         """Slots that can be handed out."""
-        return len(self._free)
+        return int(self.conv_state.shape[0]) - len(self._protected) - len(self._held)
 
     @property
     def live_slots(self) -> tuple[int, ...]:
         """Slots held by requests, ascending."""
-        return tuple(sorted(self._live))
+        return tuple(sorted(s for s, holder in self._held.items() if isinstance(holder, Tenure)))
 
     # Requests
 
@@ -85,7 +96,7 @@ class SlotPool:
         Raises:
             SlotError: no slot is free.
         """
-        return self._hand_out(Tenure.at(0))
+        return self._hand_out(Tenure.at(self._free_slot(), 0)).slot
 
     def release(self, slot: int) -> None:
         """Takes a request's slot back; its window is gone.
@@ -93,10 +104,7 @@ class SlotPool:
         Raises:
             SlotError: no request holds the slot.
         """
-        slot = require_integer("slot", slot)
-        self._tenure(slot)
-        del self._live[slot]
-        heapq.heappush(self._free, slot)
+        self._free(self._tenure(slot).slot)
 
     def advance(self, slot: int, start: int, num_tokens: int) -> None:
         """Takes note that a run puts `num_tokens` tokens from position `start` on into a slot.
@@ -106,15 +114,19 @@ class SlotPool:
         from max(P, E - (max_speculative_tokens + 1)) to the end of the last run.
 
         Raises:
-            SlotError: no request holds the slot, or the start is out of these bounds.
+            SlotError: no request holds the slot, the start is out of these bounds, or the run goes
+                beyond the last position that there is, 2**63 - 1.
         """
         start = require_integer("start", start)
         num_tokens = require_integer("num_tokens", num_tokens)
-        if num_tokens < 0:
-            raise SlotError(f"num_tokens: expected 0 or more, got {num_tokens}")
         tenure = self._tenure(slot)
-        tenure.check(slot, start, self.caps.max_speculative_tokens)
-        tenure.advance(start, num_tokens)
+        tenure.check(start, self.caps.max_speculative_tokens)
+        if not 0 <= num_tokens <= MAX_POSITION - start:
+            raise SlotError(
+                f"num_tokens: expected 0 to {MAX_POSITION - start} (positions are 64-bit "
+                f"integers), got {num_tokens}"
+            )
+        self._held[tenure.slot] = tenure.advanced(start, num_tokens)
 
     def fork(self, slot: int, position: int) -> int:
         """Returns a new request's slot with a copy of the window at `position`.
@@ -129,11 +141,10 @@ class SlotPool:
         """
         position = require_integer("position", position)
         tenure = self._tenure(slot)
-        tenure.check(slot, position, self.caps.max_speculative_tokens)
+        tenure.check(position, self.caps.max_speculative_tokens)
         # The copy holds the same columns and so may roll back as far; what lies beyond is stale.
-        target = self._hand_out(Tenure(tenure.base, tenure.highest, position, position))
-        self.conv_state[target].copy_(self.conv_state[slot])
-        return target
+        fork = Tenure(self._free_slot(), tenure.base, tenure.highest, position, position)
+        return self._hand_out(fork, self.conv_state[tenure.slot]).slot
 
     # Window checkpoints
 
@@ -157,9 +168,9 @@ class SlotPool:
                 f"{tenure.start}, at most {tenure.end}), got {position}; note the run with "
                 "advance() first, or take a snapshot()"
             )
-        kept = self._keep(position, history, CheckpointState.PENDING)
+        kept = self._make_checkpoint(position, history, CheckpointState.PENDING)
         kept.offset = position - tenure.start
-        return kept
+        return self._hand_out(kept)
 
     def commit(self, checkpoint: WindowCheckpoint, status: int) -> bool:
         """Publishes a checkpoint whose export was read as WRITTEN; otherwise frees its slot.
@@ -194,9 +205,8 @@ class SlotPool:
             SlotError: it was discarded already, or belongs to another pool.
         """
         self._expect(checkpoint, CheckpointState.PENDING, CheckpointState.COMMITTED)
+        self._free(checkpoint.slot)
         checkpoint.state = CheckpointState.DISCARDED
-        del self._checkpoints[checkpoint.slot]
-        heapq.heappush(self._free, checkpoint.slot)
 
     def restore(self, checkpoint: WindowCheckpoint, position: int, history: Sequence[int]) -> int:
         """Returns a new request's slot that goes on behind a checkpoint's prefix.
@@ -218,9 +228,8 @@ class SlotPool:
                 f"of position {checkpoint.position} and history {list(checkpoint.history)}; "
                 "look prefixes up by all their tokens"
             )
-        target = self._hand_out(Tenure.at(position))
-        self.conv_state[target].copy_(self.conv_state[checkpoint.slot])
-        return target
+        warm = Tenure.at(self._free_slot(), position)
+        return self._hand_out(warm, self.conv_state[checkpoint.slot]).slot
 
     def snapshot(self, slot: int, position: int, history: Sequence[int]) -> WindowCheckpoint:
         """Returns a committed checkpoint of a request's own window, as after `position` tokens.
@@ -230,11 +239,13 @@ class SlotPool:
                 the history has another length, or no slot is free.
         """
         position = require_integer("position", position)
-        self._tenure(slot).check(slot, position, self.caps.max_speculative_tokens)
-        kept = self._keep(position, history, CheckpointState.COMMITTED)
-        window = to_chronological(self.conv_state[slot], position, self.caps.state_length)
-        self._write(kept, window)
-        return kept
+        tenure = self._tenure(slot)
+        tenure.check(position, self.caps.max_speculative_tokens)
+        kept = self._make_checkpoint(position, history, CheckpointState.COMMITTED)
+        source = self.conv_state[tenure.slot]
+        return self._hand_out(
+            kept, self._columns(to_chronological(source, position, self.caps.state_length), kept)
+        )
 
     # Blobs
 
@@ -271,25 +282,32 @@ class SlotPool:
                 raise SlotError(
                     f"blob: expected {what} {expected}, got {got}; both sides must serve one model"
                 )
-        kept = self._keep(parsed.position, parsed.history, CheckpointState.COMMITTED)
-        self._write(kept, parsed.window.to(self.conv_state.device))
-        return kept
+        kept = self._make_checkpoint(parsed.position, parsed.history, CheckpointState.COMMITTED)
+        window = parsed.window.to(self.conv_state.device)
+        return self._hand_out(kept, self._columns(window, kept))
 
     def check_integrity(self) -> None:
         """Raises SlotError where the book contradicts itself or a committed window was run over.
 
         Reads the device: behind a committed window's state_length columns there are zeros.
         """
-        held = [*self._free, *self._live, *self._checkpoints, *self._protected]
-        if sorted(held) != list(range(self.conv_state.shape[0])):
-            raise SlotError(f"pool: expected every slot in exactly one place, got {sorted(held)}")
-        for slot, tenure in self._live.items():
-            if not 0 <= tenure.base <= tenure.end <= tenure.highest:
-                raise SlotError(f"slot {slot}: expected base <= end <= highest, got {tenure}")
-        for slot, kept in self._checkpoints.items():
-            if kept.slot != slot or kept.state is CheckpointState.DISCARDED:
-                raise SlotError(f"slot {slot}: expected its own checkpoint, got {kept}")
-            if kept.state is CheckpointState.COMMITTED and self._behind_window(kept).any():
+        num_slots = self.conv_state.shape[0]
+        free = set(range(num_slots)) - self._protected - set(self._held)
+        if not free <= set(self._candidates) or not set(self._held) <= set(range(num_slots)):
+            raise SlotError(
+                f"pool: expected every slot of {num_slots} to be held or free, got "
+                f"{sorted(self._held)} and {sorted(self._candidates)}"
+            )
+        for slot, holder in self._held.items():
+            if holder.slot != slot or slot in self._protected:
+                raise SlotError(f"slot {slot}: expected its own holder, got {holder}")
+            if isinstance(holder, Tenure):
+                if not 0 <= holder.base <= holder.end <= holder.highest:
+                    raise SlotError(f"slot {slot}: expected base <= end <= highest, got {holder}")
+                continue
+            if holder.state is CheckpointState.DISCARDED:
+                raise SlotError(f"slot {slot}: expected a checkpoint that is kept, got {holder}")
+            if holder.state is CheckpointState.COMMITTED and self._behind_window(holder).any():
                 raise SlotError(
                     f"slot {slot}: a run wrote into a committed checkpoint; runs take slots of "
                     "acquire(), fork() or restore() only"
@@ -301,59 +319,74 @@ class SlotPool:
         rest = range(kept.position, kept.position + caps.max_decode_tokens)
         return self.conv_state[kept.slot, [p % caps.state_capacity for p in rest]]
 
-    def _write(self, kept: WindowCheckpoint, window: torch.Tensor) -> None:
-        """Writes a window given oldest first into a checkpoint's slot."""
-        columns = from_chronological(window, kept.position, self.caps.state_capacity)
-        self.conv_state[kept.slot].copy_(columns)
+    def _columns(self, window: torch.Tensor, kept: WindowCheckpoint) -> torch.Tensor:
+        """Returns a slot's content for a checkpoint's window, given oldest first."""
+        return from_chronological(window, kept.position, self.caps.state_capacity)
 
-    def _keep(
+    def _make_checkpoint(
         self, position: int, history: Sequence[int], state: CheckpointState
     ) -> WindowCheckpoint:
-        """Takes a free slot for a checkpoint."""
+        """Returns a checkpoint for the next free slot, which it does not hold yet."""
         tokens = token_history(history)
         if len(tokens) != self.history_length:
             raise SlotError(
                 f"history: expected the last {self.history_length} tokens before position "
                 f"{position} (EOS where missing), got {len(tokens)}"
             )
-        if position < 0:
-            raise SlotError(f"position: expected 0 or more, got {position}")
-        kept = WindowCheckpoint(self._take_free(), position, tokens, state=state)
-        self._checkpoints[kept.slot] = kept
-        return kept
+        return WindowCheckpoint(self._free_slot(), position, tokens, state=state)
 
-    def _hand_out(self, tenure: Tenure) -> int:
-        slot = self._take_free()
-        self._live[slot] = tenure
-        return slot
-
-    def _take_free(self) -> int:
-        if not self._free:
+    def _free_slot(self) -> int:
+        """Returns the lowest free slot, which stays free until it is handed out."""
+        while self._candidates and self._candidates[0] in self._held:
+            heapq.heappop(self._candidates)
+        if not self._candidates:
+            num_requests = len(self.live_slots)
             raise SlotError(
-                f"pool: no slot of {self.conv_state.shape[0]} is free ({len(self._live)} requests, "
-                f"{len(self._checkpoints)} checkpoints, {len(self._protected)} protected); "
+                f"pool: no slot of {self.conv_state.shape[0]} is free ({num_requests} requests, "
+                f"{len(self._held) - num_requests} checkpoints, {len(self._protected)} protected); "
                 "release a request or discard a checkpoint"
             )
-        return heapq.heappop(self._free)
+        return self._candidates[0]
+
+    def _hand_out(self, holder: Holder, window: torch.Tensor | None = None) -> Holder:
+        """Gives a free slot, once it has its window, to its holder; the last step of a call."""
+        try:
+            if window is not None:
+                self.conv_state[holder.slot].copy_(window)
+            self._held[holder.slot] = holder
+            # It is the first of them.
+            heapq.heappop(self._candidates)
+            return holder
+        except BaseException:
+            # The caller never heard of the slot, so nobody else could give it back.
+            self._free(holder.slot)
+            raise
+
+    def _free(self, slot: int) -> None:
+        """Frees a slot; more calls do nothing."""
+        heapq.heappush(self._candidates, slot)
+        self._held.pop(slot, None)
 
     def _tenure(self, slot: int) -> Tenure:
         """Returns the record of a request's slot, or raises SlotError."""
         slot = require_integer("slot", slot)
-        if slot not in self._live:
-            holder = "a checkpoint" if slot in self._checkpoints else "nobody"
+        holder = self._held.get(slot)
+        if not isinstance(holder, Tenure):
+            what = "nothing" if holder is None else "a checkpoint"
             raise SlotError(
-                f"slot {slot}: expected a request's slot, but {holder} holds it; take one with "
+                f"slot {slot}: expected a request's slot, but {what} holds it; take one with "
                 "acquire(), fork() or restore()"
             )
-        return self._live[slot]
+        return holder
 
     def _expect(self, checkpoint: WindowCheckpoint, *states: CheckpointState) -> None:
         """Raises SlotError where a checkpoint is not this pool's, or in none of these states."""
         require_type("checkpoint", checkpoint, WindowCheckpoint)
-        is_ours = self._checkpoints.get(checkpoint.slot) is checkpoint
+        is_ours = self._held.get(checkpoint.slot) is checkpoint
         if not is_ours and checkpoint.state is not CheckpointState.DISCARDED:
             raise SlotError(
-                "checkpoint: expected one of this pool; use export_blob() and import_blob()"
+                "checkpoint: expected one that this pool keeps; move another pool's with "
+                "export_blob() and import_blob(), and make a new one of a discarded one"
             )
         if checkpoint.state not in states:
             wanted = " or ".join(state.value for state in states)

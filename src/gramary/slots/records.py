@@ -9,11 +9,12 @@ from collections.abc import Iterable
 from gramary.arguments import require_integer
 from gramary.errors import ArgumentError, SlotError
 
-# Token ids, as the blob of a window holds them.
+# Token ids and positions are 64-bit integers, in the blob of a window as on a device.
 MAX_TOKEN = 2**63 - 1
+MAX_POSITION = 2**63 - 1
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Tenure:
     """How far one request has come in its slot.
 
@@ -21,21 +22,23 @@ class Tenure:
     every column before it is still there.
 
     Attributes:
+        slot: the slot.
         base: position the request was started (0) or restored at.
         highest: one past the highest position run since; equal to base before the first run.
         end: one past the last position of the newest run; what lies beyond is stale.
         start: first position of the newest run; end where it had no tokens.
     """
 
-    base: int = 0
-    highest: int = 0
-    end: int = 0
-    start: int = 0
+    slot: int
+    base: int
+    highest: int
+    end: int
+    start: int
 
     @classmethod
-    def at(cls, position: int) -> Tenure:
+    def at(cls, slot: int, position: int) -> Tenure:
         """Returns the record of a request restored at a position, or started at 0."""
-        return cls(position, position, position, position)
+        return cls(slot, position, position, position, position)
 
     def lowest_start(self, max_speculative_tokens: int) -> int:
         """Returns the lowest position whose window is intact.
@@ -45,7 +48,7 @@ class Tenure:
         """
         return max(self.base, self.highest - (max_speculative_tokens + 1))
 
-    def check(self, slot: int, position: int, max_speculative_tokens: int) -> None:
+    def check(self, position: int, max_speculative_tokens: int) -> None:
         """Raises SlotError where the window at `position` is not in the slot."""
         low = self.lowest_start(max_speculative_tokens)
         if low <= position <= self.end:
@@ -60,15 +63,17 @@ class Tenure:
                 "and restore a window checkpoint, or run the request again from 0"
             )
         raise SlotError(
-            f"slot {slot}: expected a position from {low} to {self.end}, got {position}; {remedy}"
+            f"slot {self.slot}: expected a position from {low} to {self.end}, got {position}; "
+            f"{remedy}"
         )
 
-    def advance(self, start: int, num_tokens: int) -> None:
-        """Takes note of a run; one without tokens leaves the window as it is."""
-        if num_tokens:
-            self.end = start + num_tokens
-            self.highest = max(self.highest, self.end)
-        self.start = start if num_tokens else self.end
+    def advanced(self, start: int, num_tokens: int) -> Tenure:
+        """Returns the record after a run; one without tokens leaves the window as it is."""
+        if not num_tokens:
+            return dataclasses.replace(self, start=self.end)
+        end = start + num_tokens
+        highest = max(self.highest, end)
+        return dataclasses.replace(self, highest=highest, end=end, start=start)
 
 
 class CheckpointState(enum.Enum):
