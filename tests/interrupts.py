@@ -2,9 +2,9 @@
 
 CPython looks for signals and asynchronous exceptions at the beginning of functions, behind calls of
 what is compiled, and where loops jump back. Those places are taken here, and beside them the
-beginning of every line. Left out is the end of a `with` block, which a trace function sees as a
-line of its own: nothing is looked for there, and raising there would skip `__exit__`, which no
-interrupt does.
+beginning of every line. Left out are the end of a `with` block and a `try:`, which a trace function
+sees as lines of their own: nothing is looked for there, and raising there would skip `__exit__` or
+the handler, which no interrupt does.
 
 Source: CHECK_EVAL_BREAKER in Python/ceval.c of CPython 3.11.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import gc
 import inspect
 import sys
 import threading
@@ -35,9 +36,9 @@ GENERATOR = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENER
 
 
 @functools.cache
-def is_traced(path: str) -> bool:
-    """Returns whether lines of a file are places."""
-    return path.startswith(FILES)
+def is_traced(path: str, within: tuple[str, ...]) -> bool:
+    """Returns whether lines of a file are places: of the package, or of these parts of it."""
+    return path.startswith(FILES) and (not within or any(part in path for part in within))
 
 
 class Places:
@@ -49,11 +50,18 @@ class Places:
         self._instructions = instructions
         self._handlers = dis.Bytecode(code).exception_entries
 
-    def is_end_of_with(self, offset: int) -> bool:
-        """Returns whether a `with` block is left there: three Nones for `__exit__` come next."""
+    def is_no_line(self, offset: int) -> bool:
+        """Returns whether a line begins there at which nothing can strike.
+
+        Where a `with` block is left, three Nones for `__exit__` come next.
+        """
         i = self._index[offset]
-        while self._instructions[i].opname in ("SWAP", "NOP", "POP_TOP"):
-            i += 1
+        if self._instructions[i].opname == "NOP":
+            # A line with `try:` and nothing else, which no handler covers yet.
+            return True
+        while (name := self._instructions[i].opname) in ("SWAP", "NOP", "POP_TOP", "JUMP_FORWARD"):
+            is_jump = name == "JUMP_FORWARD"
+            i = self._index[self._instructions[i].argval] if is_jump else i + 1
         nones = self._instructions[i : i + 3]
         return len(nones) == 3 and all(
             each.opname == "LOAD_CONST" and each.argval is None for each in nones
@@ -79,12 +87,17 @@ places_of = functools.cache(Places)
 class Interruption:
     """Traces a call and raises at one of its places.
 
+    Args:
+        place: which, from 0.
+        within: parts of the paths of files whose lines count; none: all.
+
     Attributes:
         has_struck: whether the place was reached.
         where: file and line of it.
     """
 
-    def __init__(self, place: int) -> None:
+    def __init__(self, place: int, within: tuple[str, ...] = ()) -> None:
+        self._within = within
         self._left = place
         self._before: dict[FrameType, int] = {}
         # Frames that called a function of Python: its return is no place.
@@ -110,7 +123,7 @@ class Interruption:
         is_plain = code.co_name not in ("__init__", "__new__") and not code.co_flags & GENERATOR
         if event == "call" and frame.f_back is not None and is_plain:
             self._inlined.add(frame.f_back)
-        if event != "call" or not is_traced(code.co_filename):
+        if event != "call" or not is_traced(code.co_filename, self._within):
             return None
         frame.f_trace_opcodes = True
         return self._step
@@ -122,7 +135,7 @@ class Interruption:
         elif event in ("line", "opcode"):
             places = places_of(frame.f_code)
             is_place = (
-                not places.is_end_of_with(offset)
+                not places.is_no_line(offset)
                 if event == "line"
                 else places.is_behind_call(self._before.get(frame), offset, frame in self._inlined)
             )
@@ -144,14 +157,19 @@ def interrupt_everywhere(
     *,
     before: Callable[[], object] = lambda: None,
     every: int = 1,
+    within: tuple[str, ...] = (),
+    is_handled: bool = True,
 ) -> int:
     """Interrupts a call at each of its places in turn, and has checked after each what is left.
 
     Args:
         call: what is interrupted.
-        check: called behind it, with the exception gone; raises where something is lost.
+        check: called behind it; raises where something is lost.
         before: called before each.
         every: takes each n-th place only, for calls that cost much.
+        within: as for `Interruption`.
+        is_handled: whether the exception is gone before the check; if not, its frames still hold
+            what they held.
 
     Returns:
         How many places there were.
@@ -159,19 +177,46 @@ def interrupt_everywhere(
     place = 0
     while True:
         before()
-        interruption = Interruption(place)
+        interruption = Interruption(place, within)
         try:
             interruption.run(call)
         except KeyboardInterrupt:
             assert interruption.has_struck, "an interrupt from elsewhere"
-        try:
-            check()
-        except BaseException as error:
-            error.add_note(f"interrupted at place {place}, {interruption.where}")
-            raise
+            if not is_handled:
+                _check(check, interruption, place)
+        if is_handled or not interruption.has_struck:
+            _check(check, interruption, place)
         if not interruption.has_struck:
             return place // every
         place += every
 
 
-__all__ = ["Interruption", "interrupt_everywhere"]
+def _check(check: Callable[[], object], interruption: Interruption, place: int) -> None:
+    try:
+        check()
+    except BaseException as error:
+        error.add_note(f"interrupted at place {place}, {interruption.where}")
+        raise
+
+
+def require_held(before: tuple[set[str], int, int]) -> None:
+    """Fails where a process holds something else than before, garbage aside."""
+    if held_by_process() != before:
+        # Slow, and mostly not needed.
+        gc.collect()
+    assert held_by_process() == before
+
+
+def held_by_process() -> tuple[set[str], int, int]:
+    """Returns what a process holds: targets of descriptors, threads, and mappings of our memory."""
+    descriptors = set()
+    for path in Path("/proc/self/fd").iterdir():
+        # The descriptor of the folder itself is gone by now.
+        with contextlib.suppress(FileNotFoundError):
+            descriptors.add(f"{path.name} {path.readlink()}")
+    descriptors = {each for each in descriptors if "/proc/" not in each}
+    maps = Path("/proc/self/maps").read_text()
+    return descriptors, len(list(Path("/proc/self/task").iterdir())), maps.count("gramary")
+
+
+__all__ = ["Interruption", "held_by_process", "interrupt_everywhere", "require_held"]

@@ -10,6 +10,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "gramary"
 LAYERS = {
     "errors": 0,
     "arguments": 0,
+    "native": 0,
     "lifetime": 0,
     "settings": 0,
     "stats": 0,
@@ -21,7 +22,6 @@ LAYERS = {
     "machine": 0,
     "page_cache": 0,
     "tracing": 0,
-    "native": 0,
     "primes": 1,
     "model_config": 1,
     "hashing": 1,

@@ -20,10 +20,9 @@ def test_close_waits_for_users() -> None:
             events.append("left")
 
     def close() -> None:
-        first.append(life.close())
+        life.close(lambda: events.append("ended"))
         events.append("closed")
 
-    first: list[bool] = []
     user, closer = threading.Thread(target=use), threading.Thread(target=close)
     user.start()
     assert inside.wait(10)
@@ -35,16 +34,21 @@ def test_close_waits_for_users() -> None:
     leave.set()
     user.join(10)
     closer.join(10)
-    assert events == ["left", "closed"]
-    assert first == [True]
-    assert life.close() is False
+    assert events == ["left", "ended", "closed"]
+    life.close(lambda: events.append("ended twice"))
+    assert events == ["left", "ended", "closed"]
 
 
 def test_users_may_nest_and_errors_leave_the_gate() -> None:
     life = Lifetime("table")
     with pytest.raises(ValueError, match="inner"), life.using(), life.using():
         raise ValueError("inner")
-    assert life.close() is True
+    life.close(nothing)
+    assert life.closed
+
+
+def nothing() -> None:
+    """What there is to end here."""
 
 
 class Neighbour(Closing):
@@ -63,9 +67,9 @@ def test_neighbours_are_closed_once_before_close_returns() -> None:
     for neighbour in neighbours:
         life.close_first(neighbour)
         life.close_first(neighbour)
-    assert life.close() is True
+    life.close(nothing)
     assert sorted(events) == [("a", True), ("b", True)]
-    assert life.close() is False
+    life.close(nothing)
     assert len(events) == 2
     with pytest.raises(ClosedError, match="the table was closed"):
         life.close_first(neighbours[0])
@@ -96,7 +100,10 @@ def test_a_neighbour_is_closed_when_the_last_user_has_left_and_may_ask_the_gate(
 
     neighbour = Asking()
     life.close_first(neighbour)
-    user, closer = threading.Thread(target=use), threading.Thread(target=life.close)
+    user, closer = (
+        threading.Thread(target=use),
+        threading.Thread(target=life.close, args=(nothing,)),
+    )
     user.start()
     assert inside.wait(10)
     closer.start()
@@ -111,7 +118,7 @@ def test_a_neighbour_that_is_gone_is_forgotten() -> None:
     life, events = Lifetime("table"), []
     life.close_first(Neighbour(life, events, "gone"))
     gc.collect()
-    assert life.close() is True
+    life.close(nothing)
     assert events == []
 
 

@@ -78,8 +78,18 @@ def test_shards_are_never_misplaced_without_their_number(
 def test_shard_zero_settles_the_size() -> None:
     order = ShardOrder(10)
     assert order.rows_of(0, 4) == (0, 4)
+    order.keep(0, 4)
     assert order.rows_of(2, 2) == (8, 10)
     assert order.rows_of(3, 0) == (10, 10)
+
+
+def test_kind_26_a_shard_that_was_only_looked_at_settles_nothing() -> None:
+    order = ShardOrder(10)
+    assert order.rows_of(0, 4) == (0, 4)
+    assert order.rows_of(0, 5) == (0, 5)
+    order.keep(0, 5)
+    with pytest.raises(ShardError, match="expected 5 rows"):
+        order.rows_of(0, 4)
 
 
 def test_an_ambiguous_shard_asks_for_the_number() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
 from gramary.errors import ClosedError
+from gramary.native.gate import Gate
 
 
 class Closable(Protocol):
@@ -39,49 +40,34 @@ class Closing:
 
 
 class Lifetime:
-    """Counts the calls inside an object, and closes it once the last has left.
+    """Counts the calls inside an object, and ends it once the last has left.
 
-    Any number of threads may be inside `using()`. The first `close()` keeps new ones out, waits
-    for those inside, closes whoever has to be closed first and gets True; every other `close()`
-    waits for those inside and gets False.
+    Any number of threads may be inside `using()`. `close` keeps new ones out, waits for those
+    inside, closes whoever has to be closed first, and ends the object. It ends once; a `close` that
+    is broken off, by an interrupt say, is taken up by the next, which every step has to bear.
 
     Args:
         what: the object's name in messages, such as "table".
     """
 
     def __init__(self, what: str) -> None:
-        self._what = what
-        self._changed = threading.Condition()
-        self._users = 0
-        self._closing = False
+        self._gate = Gate(ClosedError, f"the {what} was closed")
+        self._ending = threading.RLock()
+        self._has_ended = False
         self._closes_first: weakref.WeakSet[Closable] = weakref.WeakSet()
 
     @property
     def closed(self) -> bool:
         """Whether closing has begun."""
-        return self._closing
+        return self._gate.is_shut
 
-    @contextlib.contextmanager
-    def using(self) -> Iterator[None]:
-        """Holds the object open for the block.
-
-        Raises:
-            ClosedError: closing has begun.
-        """
-        with self._changed:
-            if self._closing:
-                raise ClosedError(f"the {self._what} was closed")
-            self._users += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._users -= 1
-                if self._users == 0:
-                    self._changed.notify_all()
+    def using(self) -> contextlib.AbstractContextManager[None]:
+        """Returns what holds the object open for a block; entering it raises ClosedError once
+        closing has begun."""
+        return self._gate.using
 
     def close_first(self, other: Closable) -> None:
-        """Has `close` close somebody who lives on the object without being inside.
+        """Has `close` close an object that lives on this one without being inside.
 
         Args:
             other: held weakly.
@@ -92,13 +78,22 @@ class Lifetime:
         with self.using():
             self._closes_first.add(other)
 
-    def close(self) -> bool:
-        """Keeps new users out and waits for those inside; True for the first caller only."""
-        with self._changed:
-            is_first = not self._closing
-            self._closing = True
-            self._changed.wait_for(lambda: self._users == 0)
-        # Out of the lock: the others may be waiting to be told that the object is closed.
-        for other in list(self._closes_first) if is_first else ():
-            other.close()
-        return is_first
+    def close(self, end: Callable[[], None]) -> None:
+        """Keeps new users out, waits for those inside, and ends the object if it has not ended.
+
+        Args:
+            end: gives back what the object holds; whatever it raises, it is called no more once
+                it was through.
+        """
+        self._gate.close()
+        # Others may be waiting to learn that the object is closed: for that, the gate is enough.
+        with self._ending:
+            if self._has_ended:
+                return
+            for other in list(self._closes_first):
+                other.close()
+            end()
+            self._has_ended = True
+
+
+__all__ = ["Closable", "Closing", "Lifetime"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Protocol
@@ -76,16 +75,20 @@ class ShardOrder:
         """
         if type(index) is not int or index < 0:
             raise ShardError(f"index: expected a shard number of at least 0, got {index!r}")
-        if self._rows_each is None:
-            self._rows_each = self._derive(index, num_rows)
-        first_row = min(index * self._rows_each, self.num_rows)
-        expected = min(self._rows_each, self.num_rows - first_row)
+        rows_each = self._rows_each or self._derive(index, num_rows)
+        first_row = min(index * rows_each, self.num_rows)
+        expected = min(rows_each, self.num_rows - first_row)
         if num_rows != expected:
             raise ShardError(
                 f"shard {index}: expected {expected:,} rows (rows {first_row:,} on of "
-                f"{self.num_rows:,}, {self._rows_each:,} a shard), got {num_rows:,}"
+                f"{self.num_rows:,}, {rows_each:,} a shard), got {num_rows:,}"
             )
         return first_row, first_row + num_rows
+
+    def keep(self, index: int, num_rows: int) -> None:
+        """Lets a shard that was stored decide how many rows the others have."""
+        if self._rows_each is None:
+            self._rows_each = self._derive(index, num_rows)
 
     def _derive(self, index: int, num_rows: int) -> int:
         """Returns the rows of a full shard, given the first shard that arrives."""
@@ -146,9 +149,8 @@ class LoadLedger:
         if first_row >= end_row:
             return
         self.check(first_row, end_row)
-        bisect.insort(self._written, (first_row, end_row))
         merged: list[tuple[int, int]] = []
-        for first, end in self._written:
+        for first, end in sorted([*self._written, (first_row, end_row)]):
             if merged and merged[-1][1] == first:
                 merged[-1] = (merged[-1][0], end)
             else:

@@ -58,12 +58,17 @@ class RowStore:
             shard = shard_rows(self.request.codec, index, rows, scales)
             first_row, end_row = self._order.rows_of(index, shard.num_rows)
             self._ledger.check(first_row, end_row)
-            if self.placement is None:
-                self._allocate()
-            self.is_readable = False
-            pieces = shard.pieces(0, shard.num_rows)
-            self._write((first_row + first, piece) for first, piece in pieces)
-            self._ledger.add(first_row, end_row)
+            try:
+                self._require_storage()
+                self.is_readable = False
+                pieces = shard.pieces(0, shard.num_rows)
+                self._write((first_row + first, piece) for first, piece in pieces)
+                # Only now: a shard that was refused says nothing of the others.
+                self._order.keep(index, shard.num_rows)
+                self._ledger.add(first_row, end_row)
+            except BaseException:
+                self._drop_unused_storage()
+                raise
 
     def load_files(self, progress: Progress | None = None) -> None:
         """Streams the rows of all tiers but disk from the files that hold them."""
@@ -92,8 +97,12 @@ class RowStore:
         with self._turn:
             if self.placement is not None:
                 raise LoadError("materialize: the table has its storage already")
-            self._allocate()
-            self._make_readable()
+            try:
+                self._require_storage()
+                self._make_readable()
+            except BaseException:
+                self._drop_unused_storage()
+                raise
 
     def finish_loading(self) -> None:
         """Makes the rows readable; LoadError where one was not written."""
@@ -101,10 +110,13 @@ class RowStore:
             if self.is_readable:
                 return
             self._ledger.require_complete()
-            if self.placement is None:
-                # The shard of a rank that owns no row.
-                self._allocate()
-            self._make_readable()
+            try:
+                # A rank that owns no row may have been given no shard.
+                self._require_storage()
+                self._make_readable()
+            except BaseException:
+                self._drop_unused_storage()
+                raise
 
     def check_integrity(self) -> None:
         """Raises a GramaryError where a tier's rows or files are not what they were."""
@@ -115,11 +127,28 @@ class RowStore:
 
     def close(self) -> None:
         """Closes the tiers, the last first; all of them, whatever one of them raises."""
-        with self._turn, contextlib.ExitStack() as closing:
-            self.is_readable = False
+        with self._turn:
+            self._give_back()
+
+    def _require_storage(self) -> None:
+        """Plans and allocates, unless that was done."""
+        if self.placement is None:
+            self._allocate()
+
+    def _drop_unused_storage(self) -> None:
+        """Gives storage back in which there is nothing yet, behind a call that was broken off."""
+        if not self.is_readable and not self._ledger.num_written:
+            self.placement = None
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Closes the tiers; may be called again where it was broken off."""
+        self.is_readable = False
+        with contextlib.ExitStack() as closing:
             for tier in self.tiers:
                 closing.callback(tier.close)
-            self.tiers = ()
+        # Not before: a call that is broken off above is made again.
+        self.tiers = ()
 
     def _allocate(self) -> None:
         require_num_threads(self.request.settings.num_threads)

@@ -19,6 +19,7 @@ from gramary.codecs import describe
 from gramary.errors import ArgumentError, ChecksumError, RowReadError
 from gramary.lifetime import Closing
 from gramary.native.blocks import BlockShape, find_bad_block
+from gramary.native.descriptors import Descriptor, open_file
 from gramary.page_cache import PageCacheGuest, Span
 from gramary.row_layout import RowFile, RowLayout, RowPart, RowRun
 
@@ -146,7 +147,7 @@ class RowReader(Closing):
 
     def __init__(self, layout: RowLayout) -> None:
         self._layout = layout
-        self._descriptors: dict[int, int] = {}
+        self._descriptors: dict[int, Descriptor] = {}
         self._threads: ThreadPoolExecutor | None = None
 
     def read(self, first_row: int, out: torch.Tensor) -> None:
@@ -196,7 +197,7 @@ class RowReader(Closing):
             self._threads.shutdown()
             self._threads = None
         while self._descriptors:
-            os.close(self._descriptors.popitem()[1])
+            self._descriptors.popitem()[1].close()
 
     def _pieces(self, first_row: int, end_row: int) -> Iterator[tuple[RowRun, int, int]]:
         """Yields each run that holds some of the rows, and which of its rows, from 0."""
@@ -269,7 +270,7 @@ class RowReader(Closing):
             read.result()
 
     def _read_piece(self, file: int, offset: int, room: memoryview) -> None:
-        descriptor = self._descriptors[file]
+        descriptor = self._descriptors[file].fileno()
         while room:
             try:
                 num_bytes = os.preadv(descriptor, [room], offset)
@@ -286,17 +287,15 @@ class RowReader(Closing):
             described = self._layout.files[file]
             try:
                 # O_NONBLOCK: a named pipe that took the name is refused, not waited for.
-                flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-                descriptor = os.open(described.path, flags)
+                self._descriptors[file] = open_file(described.path, os.O_RDONLY | os.O_NONBLOCK)
             except OSError as error:
                 raise self._error(file, 0, error.errno or errno.EIO) from error
-            self._descriptors[file] = descriptor
             self._check_described(file)
-        return self._descriptors[file]
+        return self._descriptors[file].fileno()
 
     def _check_described(self, file: int) -> None:
         described = self._layout.files[file]
-        found = RowFile.from_stat(described.path, os.fstat(self._descriptors[file]))
+        found = RowFile.from_stat(described.path, os.fstat(self._descriptors[file].fileno()))
         if found != described:
             raise RowReadError(
                 "the file changed since the table was found in it; open the table again",

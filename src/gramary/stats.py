@@ -47,10 +47,13 @@ class CallCounter:
     """Counts calls, the rows they asked for and the time they took, on any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.num_calls = 0
-        self.num_rows = 0
-        self.seconds = 0.0
+        self._turn = threading.Lock()
+        # Calls, rows and seconds in one value: an interrupt leaves all of them, or none.
+        self._totals = (0, 0, 0.0)
+
+    def totals(self) -> tuple[int, int, float]:
+        """Returns the calls counted, the rows they asked for, and their seconds."""
+        return self._totals
 
     @contextlib.contextmanager
     def count(self, num_rows: int) -> Iterator[None]:
@@ -58,7 +61,6 @@ class CallCounter:
         started = time.perf_counter()
         yield
         seconds = time.perf_counter() - started
-        with self._lock:
-            self.num_calls += 1
-            self.num_rows += num_rows
-            self.seconds += seconds
+        with self._turn:
+            calls, rows, total_s = self._totals
+            self._totals = (calls + 1, rows + num_rows, total_s + seconds)

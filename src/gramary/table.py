@@ -331,8 +331,7 @@ class Table(Closing):
                 TierStats(tier.name, tier.num_rows, tier.nbytes, tier.stats())
                 for tier in self._store.tiers
             )
-            calls = self._calls
-            return TableStats(calls.num_calls, calls.num_rows, calls.seconds, tiers)
+            return TableStats(*self._calls.totals(), tiers)
 
     def check(self) -> None:
         """Raises the first wrong id or token that a GPU met since the last check.
@@ -368,13 +367,16 @@ class Table(Closing):
     def close(self) -> None:
         """Waits for running lookups and gives everything back; a second call does nothing.
 
-        Connectors of this table are closed first.
+        Connectors of this table are closed first. A call that was interrupted may be made again,
+        and gives back what is left.
 
         Raises:
             RowIdError, TokenError: as `check`, once everything was given back.
         """
-        if not self._life.close():
-            return
+        self._life.close(self._give_back)
+
+    def _give_back(self) -> None:
+        """Ends everything the table holds; may be called again where it was broken off."""
         try:
             self._reader.check()
         finally:

@@ -17,6 +17,7 @@ from typing import Any
 
 from gramary.checkpoint.strict_json import parse_object, show
 from gramary.errors import CheckpointError
+from gramary.native.descriptors import open_file
 from gramary.row_layout import RowFile
 
 MAX_HEADER_BYTES = 100_000_000
@@ -129,7 +130,11 @@ def _malformed(path: Path, problem: str) -> CheckpointError:
 def _read_header_text(path: Path) -> tuple[RowFile, bytes]:
     """Returns the file's description and the bytes of its JSON header."""
     try:
-        with open(path, "rb", opener=_open_without_waiting) as opened:
+        # Without O_NONBLOCK a named pipe of this name would block for ever.
+        with (
+            open_file(path, os.O_RDONLY | os.O_NONBLOCK) as descriptor,
+            open(descriptor.fileno(), "rb", closefd=False) as opened,
+        ):
             status = os.fstat(opened.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise CheckpointError(f"{path}: expected a regular file")
@@ -146,11 +151,6 @@ def _read_header_text(path: Path) -> tuple[RowFile, bytes]:
     if len(text) != num_bytes:
         raise _malformed(path, f"expected a header of {num_bytes} bytes, got {len(text)}")
     return RowFile.from_stat(path, status), text
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    """Opens a file: without O_NONBLOCK a named pipe of this name would block for ever."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _parse_json(path: Path, text: bytes) -> dict[str, Any]:

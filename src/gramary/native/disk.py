@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import threading
 
 import torch
 
 import gramary.native._core as _core
 from gramary.errors import ArgumentError, ClosedError, RowIdError
+from gramary.native.gate import Gate
 
 _logger = logging.getLogger("gramary")
 _said: set[str] = set()
@@ -86,7 +86,7 @@ class DiskReader:
         self.row_bytes = layout.row_bytes
         self.num_rows = layout.num_rows
         self._paths = layout.paths
-        self._users = _Users()
+        self._gate = Gate(ClosedError, "the disk reader was closed")
         try:
             self._core = _core.DiskReader(
                 list(layout.paths),
@@ -148,7 +148,7 @@ class DiskReader:
             )
         if count == 0:
             return
-        with self._users:
+        with self._gate.using:
             try:
                 self._core.read(row_ids.data_ptr(), count, out.data_ptr())
             except IndexError as error:
@@ -165,7 +165,7 @@ class DiskReader:
         does not grant, with the kernel's reason: no io_uring, no registered buffers, no direct
         reads. It is empty where nothing is missing; what is new in it is logged.
         """
-        with self._users:
+        with self._gate.using:
             self._say_notes()
             counters: dict[str, int | float | str] = dict(self._core.stats())
             asked_bytes = int(counters["row_bytes"])
@@ -177,7 +177,7 @@ class DiskReader:
 
     def find_changed_file(self) -> str | None:
         """Returns the path of a file that was changed or replaced since it was opened, or None."""
-        with self._users:
+        with self._gate.using:
             changed = self._core.find_changed()
         return None if changed < 0 else self._paths[changed]
 
@@ -190,14 +190,16 @@ class DiskReader:
         """
         if faults.dtype != torch.int64 or faults.ndim != 2 or not faults.is_contiguous():
             raise ArgumentError(f"faults: expected contiguous int64 [n, 4], got {faults.dtype}")
-        with self._users:
+        with self._gate.using:
             self._core.set_script(faults.data_ptr(), len(faults))
 
     def close(self) -> None:
         """Waits for running reads and gives descriptors and threads back; repeatable."""
-        if self._users.close():
+        self._gate.close()
+        if "_core" in vars(self):
             self._say_notes()
-            del self._core
+        # Its destructor gives everything back; a second call finds nothing.
+        vars(self).pop("_core", None)
 
     def _say_notes(self) -> None:
         for note in self._core.notes():
@@ -206,33 +208,3 @@ class DiskReader:
             if what not in _said:
                 _said.add(what)
                 _logger.warning(note)
-
-
-class _Users:
-    """Counts calls under way, so that closing waits for them; a context manager per call."""
-
-    def __init__(self) -> None:
-        self._condition = threading.Condition()
-        self._count = 0
-        self._closed = False
-
-    def __enter__(self) -> None:
-        with self._condition:
-            if self._closed:
-                raise ClosedError("the disk reader was closed")
-            self._count += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._condition:
-            self._count -= 1
-            if self._closed and not self._count:
-                self._condition.notify_all()
-
-    def close(self) -> bool:
-        """Refuses new calls and waits for the others; True for the one call that closed."""
-        with self._condition:
-            if self._closed:
-                return False
-            self._closed = True
-            self._condition.wait_for(lambda: not self._count)
-            return True

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator
 
 from gramary.errors import HashMismatchError, PackError
+from gramary.native import descriptors
 from gramary.pack.geometry import FIXED_HEADER_BYTES
 from gramary.pack.header import PackHeader, parse_header, read_header_bytes
 from gramary.row_layout import RowFile, RowLayout, RowPart, RowRun, TableSource
@@ -52,13 +53,11 @@ def open_file(path: str | os.PathLike[str]) -> Iterator[int]:
     """
     try:
         # O_NONBLOCK: a named pipe is refused, not waited for.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        opened = descriptors.open_file(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
         raise _unreadable(path, error) from error
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    with opened:
+        yield opened.fileno()
 
 
 def _unreadable(path: str | os.PathLike[str], error: OSError) -> PackError:
