@@ -49,7 +49,12 @@ class LayerBatch:
         conv_weight: torch.Tensor,
         add_residual: bool,
     ) -> torch.Tensor:
-        """Returns a new tensor [T, S, H]: the contribution, or residual + contribution."""
+        """Returns a new tensor [T, S, H]: the contribution, or residual + contribution.
+
+        Raises:
+            ArgumentError: as `ple.bind`, with nothing done.
+            SlotError: as `PLEState.begin_run`, with nothing done.
+        """
         plan = planned(self._caps())
         caps, state = plan.caps, self.state
         residual = padded(self.residual, caps.max_tokens).contiguous()
@@ -73,6 +78,8 @@ class LayerBatch:
             out=torch.empty_like(residual),
             add_residual=add_residual,
         )
+        # From here on windows are written; nothing above has changed anything.
+        state.begin_run(self.query_start_loc)
         return ple.run(binding, eps=self.geometry.eps)[: self.residual.shape[0]]
 
     def _caps(self) -> ple.Caps:

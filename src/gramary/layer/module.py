@@ -191,6 +191,8 @@ class PLELayer(nn.Module):
         Raises:
             ArgumentError: a shape, dtype or device is wrong, or there is no table and no rows.
             TokenError, RowReadError: as `Table.embed`.
+            SlotError: an earlier forward over this state was broken off and may have overwritten a
+                window that this one needs.
         """
         self._check_batch(hidden_states, token_ids, query_start_loc)
         tokens = token_ids.flatten()

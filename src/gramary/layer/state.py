@@ -58,6 +58,8 @@ class PLEState:
         # Bounds of a rewind: where the request was begun here, and one past the highest run.
         self._base = positions.clone()
         self._highest = positions.clone()
+        # Whether a run was begun that `advance` did not hear of: it may have written windows.
+        self._is_running = False
         if history is not None:
             self._fill(history)
 
@@ -108,6 +110,23 @@ class PLEState:
         tokens = self.tokens.gather(1, past.remainder(width))
         return tokens.masked_fill(past < 0, self.geometry.spec.eos_token_id)
 
+    def begin_run(self, query_start_loc: torch.Tensor) -> None:
+        """Takes note, before a batch is run, of how far it writes windows.
+
+        A run that is broken off, by an interrupt say, leaves the requests where they were, as if
+        its tokens had been rejected: they can be run again where a rewind could go that far.
+
+        Args:
+            query_start_loc: int32 [R+1].
+
+        Raises:
+            SlotError: an earlier run was broken off and may have overwritten a request's window.
+        """
+        if self._is_running:
+            self._require_windows()
+        ends = self.positions + query_start_loc.long().diff()
+        self._highest, self._is_running = torch.maximum(self._highest, ends), True
+
     def advance(self, token_ids: torch.Tensor, query_start_loc: torch.Tensor) -> None:
         """Takes note of a batch that was run; reads nothing back from the device.
 
@@ -127,9 +146,12 @@ class PLEState:
         spare = self.tokens.numel()
         ring = torch.cat([self.tokens.flatten(), self.tokens.new_zeros(1)])
         ring[target.masked_fill(is_padding | is_old, spare)] = token_ids.long()
-        self.tokens = ring[:spare].view_as(self.tokens)
-        self.positions = self.positions + bounds.diff()
-        self._highest = torch.maximum(self._highest, self.positions)
+        tokens, positions = ring[:spare].view_as(self.tokens), self.positions + bounds.diff()
+        highest = torch.maximum(self._highest, positions)
+        # Nothing is called between these: an interrupt finds all of them old, or all new.
+        self.tokens, self.positions, self._highest, self._is_running = (
+            tokens, positions, highest, False,
+        )  # fmt: skip
 
     def rewind(self, positions: torch.Tensor | Sequence[int]) -> None:
         """Rejects each request's tokens from a position on.
@@ -153,9 +175,22 @@ class PLEState:
             self._check_bounds(target)
         self.positions = target.clone()
 
+    def _lowest(self) -> torch.Tensor:
+        """Returns the lowest position of each request whose window is intact, int64 [R]."""
+        return torch.maximum(self._base, self._highest - (self.max_speculative_tokens + 1))
+
+    def _require_windows(self) -> None:
+        """Raises SlotError where a run that was broken off may have overwritten a window."""
+        for request in (self.positions < self._lowest()).nonzero().flatten().tolist():
+            raise SlotError(
+                f"state: expected the window of request {request} at position "
+                f"{int(self.positions[request])}, but a run of its tokens up to position "
+                f"{int(self._highest[request])} was broken off and may have overwritten it; begin "
+                "its requests again with new_state(), or from a restored window"
+            )
+
     def _check_bounds(self, target: torch.Tensor) -> None:
-        reach = self.max_speculative_tokens + 1
-        lowest = torch.maximum(self._base, self._highest - reach)
+        lowest = self._lowest()
         for request in ((target < lowest) | (target > self.positions)).nonzero().flatten().tolist():
             raise SlotError(
                 f"positions[{request}]: expected a position from {int(lowest[request])} to "
