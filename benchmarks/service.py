@@ -56,6 +56,7 @@ class Rig:
         self.region = Region(ring_shape([table], max_tokens, 1))
         settings = Settings(poll="spin", num_threads=num_threads)
         self.service = ThreadService(self.region, (store_arguments(table),), settings)
+        self.service.start()
         self.generator = torch.Generator().manual_seed(num_threads)
         self.numbers = {"stream": itertools.count(1), "host": itertools.count(1)}
 

@@ -29,8 +29,6 @@ from gramary.errors import (
     SlotsBusyError,
     TokenError,
 )
-from gramary.offload.consumer import HostConsumer
-from gramary.offload.region import Region
 
 Worker = Literal["thread", "process"]
 
@@ -153,64 +151,6 @@ def test_busy_slots_and_cancel(table: Table, connector: Connector) -> None:
     connector.cancel(decode)
     again = make_batch(7, prefill=False)
     assert torch.equal(connector.wait(connector.request(again)), expected_rows(table, again))
-
-
-@pytest.mark.parametrize("word", ["_view", "mark_requested"])
-@pytest.mark.parametrize("prefill", [True, False])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_a_request_that_is_interrupted_was_none(
-    table: Table,
-    monkeypatch: pytest.MonkeyPatch,
-    word: str,
-    prefill: bool,
-    error: type[BaseException],
-) -> None:
-    """Whatever breaks off the writing of a request, the next ones do not wait for it."""
-
-    def interrupted(*_: object) -> None:
-        raise error
-
-    with Connector(table, max_tokens=16, num_slots=3, settings=QUICK) as connector:
-        for seed in range(8):
-            with monkeypatch.context() as patched:
-                patched.setattr(Region, word, interrupted)
-                with pytest.raises(error):
-                    connector.request(make_batch(seed + 50, prefill=prefill))
-            batch = make_batch(seed, prefill=prefill)
-            assert torch.equal(
-                connector.wait(connector.request(batch)), expected_rows(table, batch)
-            )
-        stats = connector.stats()
-        assert (stats["failures"], stats["late_answers"], stats["waiting_ns"]) == (0, 0, 0)
-
-
-@pytest.mark.parametrize("prefill", [True, False])
-@pytest.mark.parametrize("step", ["_await", "_copy", "release"])
-def test_a_wait_that_is_interrupted_can_be_repeated(
-    table: Table, monkeypatch: pytest.MonkeyPatch, step: str, prefill: bool
-) -> None:
-    """Wherever an interrupt strikes, the rows are there at once, and later ones in their slots."""
-    patient = dataclasses.replace(QUICK, request_timeout_s=20)
-    with Connector(table, max_tokens=16, settings=patient) as connector:
-        own = getattr(HostConsumer, step)
-
-        def interrupted(*arguments: object) -> None:
-            own(*arguments)
-            raise KeyboardInterrupt
-
-        began = time.monotonic()
-        for seed in range(5):
-            batch = make_batch(seed, prefill=prefill)
-            ticket = connector.request(batch)
-            with monkeypatch.context() as patched:
-                patched.setattr(HostConsumer, step, interrupted)
-                with pytest.raises(KeyboardInterrupt):
-                    connector.wait(ticket)
-            if step != "release":
-                assert torch.equal(connector.wait(ticket), expected_rows(table, batch))
-            connector.release_outputs()
-            assert connector.stats()["open_tickets"] == 0
-        assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("name", TENSORS)

@@ -89,6 +89,7 @@ def test_the_service_tells_how_long_it_waited_for_a_slot(table: Table) -> None:
     batch = make_batch(1)
     region = make_region(ring_shape([table], 16, num_slots=1), table.device)
     service = ThreadService(region, (store_arguments(table),), SETTINGS)
+    service.start()
     service.trace(True)
     slot = region.ring.host_slot(1)
     for number in (1, 2):

@@ -20,6 +20,8 @@ import socket
 import struct
 
 from gramary.errors import RowFetchError
+from gramary.native import descriptors
+from gramary.native.descriptors import Descriptor
 from gramary.offload import ring
 
 MAGIC = b"GRMYSERV"
@@ -117,15 +119,11 @@ def is_readable(connection: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-def memory_file(name: str, content: bytes) -> int:
+def memory_file(name: str, content: bytes) -> Descriptor:
     """Returns a descriptor of an anonymous file with this content."""
-    descriptor = os.memfd_create(name)
-    try:
-        with os.fdopen(descriptor, "wb", closefd=False) as file:
-            file.write(content)
-    except BaseException:
-        os.close(descriptor)
-        raise
+    descriptor = descriptors.memory_file(name)
+    with os.fdopen(descriptor.fileno(), "wb", closefd=False) as file:
+        file.write(content)
     return descriptor
 
 

@@ -26,19 +26,19 @@ from gramary.errors import ArgumentError, ClosedError, GramaryError, RowFetchErr
 from gramary.lifetime import Closing
 from gramary.offload.batch_tensors import check_tokens, require_fit, tensors_for
 from gramary.offload.lanes import HostLane
-from gramary.offload.region import Region
+from gramary.offload.parts import Parts
+from gramary.offload.ring import RingShape
 from gramary.offload.routing import Router
 from gramary.offload.service import Service
 from gramary.offload.setup import (
     as_tables,
     make_region,
+    make_service,
     make_side,
     require_worker,
     ring_shape,
-    start_service,
 )
-from gramary.offload.sides import Side
-from gramary.offload.ticket import Ticket, unasked
+from gramary.offload.ticket import Claim, Ticket, own_copy
 from gramary.reading.arguments import result_buffer
 from gramary.settings import Settings, chosen_settings
 from gramary.table import Table
@@ -48,7 +48,11 @@ from gramary.tracing import Span, SpanLog
 class Connector(Closing):
     """Fetches rows of one or several tables for the batches of an engine.
 
-    Calls come from one thread, the engine's. A table that is closed closes its connectors first.
+    Calls come from one thread, the engine's. A table that is closed closes its connectors first. A
+    call that raises has changed nothing, but for what its errors say; one that is interrupted, at
+    any place, can be made again: `request` holds nothing that the caller has no ticket of, and a
+    ticket can be awaited again, or canceled.
+
     On CUDA, `request` and `wait` queue work on the current stream and may be captured into a graph,
     together and once they have run eagerly with such tensors: a replay is a request of its own,
     with the tokens, history and query_start_loc that its tensors then hold, and calls nothing on
@@ -88,12 +92,9 @@ class Connector(Closing):
         require_type("prefill_early_request", prefill_early_request, bool)
         require_worker(worker, server)
         settings = chosen_settings(settings)
-        # Nothing to close until the end of this method.
-        self._is_closed = True
+        self._is_closed = False
         self._owner_pid = os.getpid()
         self._lock = threading.RLock()
-        for table in self._tables:
-            table.close_first(self)
         self._router = Router.of(self._tables, settings, prefill_early_request)
         shape = ring_shape(self._tables, max_tokens, num_slots)
         self._limits = shape
@@ -101,27 +102,35 @@ class Connector(Closing):
             # Nothing ever rings.
             shape = dataclasses.replace(shape, max_tokens=1, max_requests=1)
         self._spans = SpanLog("engine")
-        self._region = make_region(shape, self._tables[0].device)
-        try:
-            self._service = start_service(worker, self._region, self._tables, settings, server)
-            try:
-                self._side = make_side(
-                    self._region, self._service, self._tables, settings, self._spans
-                )
-            except BaseException:
-                self._service.stop()
-                raise
-        except BaseException:
-            self._region.close()
-            raise
-        self._host_lane = HostLane(self._region, self._side.quarantine, self._spans)
-        self._open_tickets: list[Ticket] = []
+        # In the order of their making.
+        self._claims: dict[Claim, None] = {}
         self._lanes_taken: Counter[str] = Counter()
+        self._parts = Parts()
         # Of a connector that is dropped, nothing may outlive the memory that it reads.
-        self._finalizer = weakref.finalize(
-            self, shut_down, self._service, self._side, self._region, self._owner_pid
+        self._finalizer = weakref.finalize(self, self._parts.close)
+        try:
+            # A table that is closed meanwhile waits, and closes what was made.
+            with self._lock:
+                for table in self._tables:
+                    table.close_first(self)
+                self._make_parts(shape, worker, server, settings)
+        except BaseException:
+            self.close()
+            raise
+
+    def _make_parts(
+        self, shape: RingShape, worker: str, server: str | None, settings: Settings
+    ) -> None:
+        """Makes memory, service and side; each is among the parts before it runs."""
+        parts, tables = self._parts, self._tables
+        parts.region = self._region = make_region(shape, tables[0].device)
+        parts.service = self._service = make_service(worker, self._region, tables, settings, server)
+        self._service.start()
+        parts.side = self._side = make_side(
+            self._region, self._service, tables, settings, self._spans
         )
-        self._is_closed = False
+        self._side.start()
+        self._host_lane = HostLane(self._region, self._side.quarantine, self._spans)
 
     def request(self, batch: Batch) -> Ticket:
         """Asks for the rows of a batch and returns at once; host tensors are copied.
@@ -139,24 +148,50 @@ class Connector(Closing):
                 forked from.
         """
         require_type("batch", batch, Batch)
-        with self._lock:
-            self.check()
-            # Its tensors may have been refilled since it was made of them.
-            batch.check_tensors()
-            require_fit(batch, self._limits, self._tables[0].device)
-            self._side.settle()
-            route = self._router.route(batch)
-            if route.lane == "host":
-                check_tokens(batch, self._tables)
-                ticket = self._host_lane.request(batch)
-                self._side.watch(ticket)
-            elif route.lane == "stream":
-                ticket = self._side.request(batch)
-            else:
-                ticket = unasked(batch)
-            self._lanes_taken[f"{route.lane}: {route.reason}"] += 1
-            self._open_tickets.append(ticket)
-            return ticket
+        claim: Claim | None = None
+        try:
+            with self._lock:
+                self.check()
+                # Its tensors may have been refilled since it was made of them.
+                batch.check_tensors()
+                require_fit(batch, self._limits, self._tables[0].device)
+                self._side.settle()
+                self._give_back_lost()
+                route = self._router.route(batch)
+                claim = Claim(self._parts, route.lane, batch.num_tokens, batch.num_requests)
+                # Before anything is taken for it: what is here will be given back.
+                self._claims[claim] = None
+                self._ask(claim, batch)
+                self._count(claim, f"{route.lane}: {route.reason}")
+                return Ticket(claim)
+        except BaseException:
+            if claim is not None:
+                self._disown(claim)
+            raise
+
+    def _ask(self, claim: Claim, batch: Batch) -> None:
+        """Asks for a batch's rows in the lane of its claim."""
+        if claim.lane == "host":
+            check_tokens(batch, self._tables)
+            self._host_lane.request(claim, batch)
+            self._side.watch(claim)
+        elif claim.lane == "stream":
+            self._side.request(claim, batch)
+        else:
+            claim.batch = own_copy(batch)
+
+    def _count(self, claim: Claim, lane: str) -> None:
+        """Counts a request among those that took a lane."""
+        number = self._lanes_taken[lane] + 1
+        # Nothing is called between the two: an interrupt finds both of them done, or neither.
+        claim.counted_as, self._lanes_taken[lane] = lane, number
+
+    def _disown(self, claim: Claim) -> None:
+        """Takes a request back whose caller gets no ticket; the next call gives back its slot."""
+        claim.owner = None
+        if claim.counted_as:
+            number = self._lanes_taken[claim.counted_as] - 1
+            self._lanes_taken[claim.counted_as], claim.counted_as = number, ""
 
     def wait(
         self,
@@ -168,7 +203,8 @@ class Connector(Closing):
     ) -> torch.Tensor:
         """Returns the rows of one layer of a ticket, when they are there.
 
-        The slot is released right behind the last layer's rows. Each layer is awaited once.
+        The slot is released right behind the last layer's rows. Each layer is awaited once; a call
+        that is interrupted, or refused, was none.
 
         Args:
             ticket: what `request` returned.
@@ -191,57 +227,53 @@ class Connector(Closing):
         layer = require_integer("layer", layer)
         with self._lock:
             self._require_open()
-            self._require_awaitable(ticket, layer)
+            claim = self._require_awaitable(ticket, layer)
             if error := self._side.take_error(of_tokens=False):
                 raise error
             table = self._tables[layer]
-            shape, heads = (ticket.num_tokens,), table.spec.num_heads
+            shape, heads = (claim.num_tokens,), table.spec.num_heads
             result = result_buffer(table.codec, shape, heads, table.device, out, dtype)
-            ticket.awaited.add(layer)
             try:
-                self._take(ticket, layer, result)
-            except RowFetchError:
-                self._finish_if_done(ticket)
-                raise
+                self._take(claim, layer, result)
+                return result
             except BaseException:
-                # Nothing was waited for.
-                ticket.awaited.discard(layer)
+                if not claim.is_released and layer not in claim.failed:
+                    # Whoever has the ticket may wait once more.
+                    claim.awaited.discard(layer)
                 raise
-            self._finish_if_done(ticket)
-            return result
 
     def cancel(self, ticket: Ticket) -> None:
-        """Gives a ticket up that no layer was awaited for; its slot becomes free.
+        """Gives up what is left of a ticket, whether layers were awaited or not.
 
-        On CUDA, a ticket of the stream lane is given up in the order of the current stream.
+        Its slot becomes free. Nothing is done for one that has nothing left: it was awaited for
+        every layer, or canceled. On CUDA, a ticket of the stream lane, or one that layers were
+        awaited for, is given up in the order of the current stream.
 
         Raises:
-            ArgumentError: the ticket is not this connector's, or a layer was awaited.
+            ArgumentError: the ticket is not this connector's; on CUDA also, it was requested in a
+                CUDA graph that is not the one being captured.
             ClosedError: the connector was closed.
         """
+        require_type("ticket", ticket, Ticket)
         with self._lock:
             self._require_open()
-            if ticket not in self._open_tickets or ticket.awaited:
-                raise ArgumentError(f"ticket: expected one under way and not awaited, got {ticket}")
-            ticket.is_canceled = True
-            try:
-                if ticket.lane != "none":
-                    self._side.cancel(ticket)
-            except BaseException:
-                ticket.is_canceled = False
-                raise
-            self._open_tickets.remove(ticket)
-            self._host_lane.finished(ticket)
+            claim = ticket.claim
+            if claim.home is not self._parts:
+                raise ArgumentError(f"ticket: expected one of this connector, got {ticket}")
+            if not claim.is_released:
+                self._give_back(claim)
+                claim.is_canceled = True
 
     def release_outputs(self) -> None:
-        """Frees, at the end of a forward, the slots of tickets awaited for some layers only."""
+        """Frees, at the end of a forward, the slots of tickets awaited for some layers only.
+
+        Those of tickets not awaited at all are left: their forward is still to come.
+        """
         with self._lock:
-            if self._open_tickets:
+            if self._claims:
                 self._require_open()
-            for ticket in [ticket for ticket in self._open_tickets if ticket.awaited]:
-                for layer in set(range(len(self._tables))) - ticket.awaited:
-                    self._drop(ticket, layer)
-                self._finish_if_done(ticket)
+            for claim in [claim for claim in self._claims if claim.awaited]:
+                self._give_back(claim)
 
     def check(self) -> None:
         """Raises what went wrong with an earlier request and was not told yet, once.
@@ -265,9 +297,10 @@ class Connector(Closing):
         """Returns a snapshot: the service's counters, and which lane batches took and why."""
         with self._lock:
             self._require_open()
+            is_open = [not (claim.is_released or claim.is_lost) for claim in self._claims]
             return {
-                "lanes": dict(self._lanes_taken),
-                "open_tickets": len(self._open_tickets),
+                "lanes": dict(+self._lanes_taken),
+                "open_tickets": sum(is_open),
                 **self._region.counters(),
             }
 
@@ -298,46 +331,57 @@ class Connector(Closing):
         """Ends the service, drops what is under way and gives the memory back.
 
         Waits for the device where there is one; graphs that were captured with this connector must
-        not be replayed any more.
+        not be replayed any more. A second call does nothing, but what an interrupted one left.
         """
         with self._lock:
-            if self._is_closed:
-                return
             self._is_closed = True
-            self._open_tickets.clear()
-            self._finalizer()
+            self._claims.clear()
+            self._parts.close()
+            self._finalizer.detach()
 
     @property
     def service(self) -> Service:
         """The running row service."""
         return self._service
 
-    def _drop(self, ticket: Ticket, layer: int) -> None:
-        """Gives a layer up, or raises and leaves everything as it was."""
-        ticket.awaited.add(layer)
+    def _take(self, claim: Claim, layer: int, out: torch.Tensor) -> None:
+        """Takes a layer's rows, and gives the slot back behind the last layer's."""
         try:
-            if ticket.lane != "none":
-                self._side.drop(ticket, layer)
-        except BaseException:
-            ticket.awaited.discard(layer)
+            if claim.batch is None:
+                self._side.take(claim, layer, out)
+            else:
+                table = self._tables[layer]
+                table.embed(*tensors_for(claim.batch, table), out=out)
+        except RowFetchError:
+            # There are no rows to wait for any more.
+            claim.failed.add(layer)
+            self._finish(claim, layer)
             raise
+        self._finish(claim, layer)
 
-    def _take(self, ticket: Ticket, layer: int, out: torch.Tensor) -> None:
-        if ticket.batch is None:
-            self._side.take(ticket, layer, out)
-        else:
-            table = self._tables[layer]
-            table.embed(*tensors_for(ticket.batch, table), out=out)
+    def _finish(self, claim: Claim, layer: int) -> None:
+        """Counts a layer as awaited, and closes the books on a claim without layers left."""
+        claim.awaited.add(layer)
+        if len(claim.awaited) == len(self._tables):
+            self._give_back(claim)
 
-    def _finish_if_done(self, ticket: Ticket) -> None:
-        """Closes the books on a ticket without layers left."""
-        if len(ticket.awaited) < len(self._tables):
-            return
-        if ticket.lane != "none":
-            self._side.release(ticket)
-        self._host_lane.finished(ticket)
-        ticket.is_released = True
-        self._open_tickets.remove(ticket)
+    def _give_back(self, claim: Claim) -> None:
+        """Frees the slot of a claim; may be called again until it is released."""
+        if claim.slot is not None:
+            self._side.give_back(claim)
+        # From here on the slot is free; the rest is tidying.
+        claim.is_released = True
+        self._claims.pop(claim, None)
+
+    def _give_back_lost(self) -> None:
+        """Gives back what nobody can wait for: tickets dropped, and calls that were broken off."""
+        for claim in list(self._claims):
+            if claim.is_released:
+                self._claims.pop(claim, None)
+                continue
+            is_done = len(claim.awaited) == len(self._tables)
+            if (claim.is_lost or is_done) and self._side.can_give_back(claim):
+                self._give_back(claim)
 
     def _require_open(self) -> None:
         if self._is_closed:
@@ -348,25 +392,15 @@ class Connector(Closing):
                 "forked: open the table and make the connector here"
             )
 
-    def _require_awaitable(self, ticket: Ticket, layer: int) -> None:
-        if ticket not in self._open_tickets:
+    def _require_awaitable(self, ticket: Ticket, layer: int) -> Claim:
+        claim = ticket.claim
+        if claim not in self._claims or claim.is_released:
             raise ArgumentError(f"ticket: expected one under way, got {ticket}")
         if not 0 <= layer < len(self._tables):
             raise ArgumentError(f"layer: expected 0 to {len(self._tables) - 1}, got {layer}")
-        if layer in ticket.awaited:
+        if layer in claim.awaited:
             raise ArgumentError(f"layer: {layer} of this ticket was awaited before")
-
-
-def shut_down(service: Service, side: Side, region: Region, owner_pid: int) -> None:
-    """Ends the service, lets go of everything under way, and gives the memory back.
-
-    In a forked child it does nothing: there are no threads to end, and the memory is the parent's.
-    """
-    if os.getpid() != owner_pid:
-        return
-    service.stop()
-    side.close()
-    region.close()
+        return claim
 
 
 __all__ = ["Connector"]

@@ -1,8 +1,7 @@
-"""How a ticket becomes rows: on the CPU, by waiting for the service's flag."""
+"""How a claim becomes rows: on the CPU, by waiting for the service's flag."""
 
 from __future__ import annotations
 
-import abc
 import time
 from collections.abc import Sequence
 
@@ -11,39 +10,19 @@ import torch
 from gramary.codecs import Codec
 from gramary.errors import RowFetchError
 from gramary.native.rows import decode
-from gramary.offload.fetch_error import failed_answer, timed_out
+from gramary.offload.fetch_error import failed_answer, no_answer, timed_out
+from gramary.offload.lanes import Quarantine
 from gramary.offload.region import Region
 from gramary.offload.ring import Failure, InputPlaces, SlotPlaces
 from gramary.offload.service import Service
-from gramary.offload.ticket import Ticket
+from gramary.offload.ticket import Claim
 from gramary.tracing import SpanLog
 
 # How often a waiting consumer asks whether its worker still lives.
 LIVENESS_S = 0.25
 
 
-class Consumer(abc.ABC):
-    """Takes rows out of slots, into results on the table's device."""
-
-    @abc.abstractmethod
-    def take(self, ticket: Ticket, layer: int, out: torch.Tensor) -> None:
-        """Waits for a layer's rows and writes them, decoded, to `out`.
-
-        Args:
-            ticket: a ticket of this connector with a slot.
-            layer: which layer's rows.
-            out: [T, heads * width] in an output dtype, contiguous, on the table's device.
-
-        Raises:
-            RowFetchError: the rows could not be had; `out` is NaN then.
-        """
-
-    @abc.abstractmethod
-    def release(self, ticket: Ticket) -> None:
-        """Says, behind everything taken so far, that the ticket's slot may be overwritten."""
-
-
-class HostConsumer(Consumer):
+class HostConsumer:
     """Takes rows into CPU tensors; waits on the calling thread.
 
     Args:
@@ -52,6 +31,7 @@ class HostConsumer(Consumer):
         codecs: encoding of each layer's rows.
         files: paths of each layer's disk rows, for messages.
         timeout_s: how long an answer may take.
+        quarantine: told of slots whose request is given up.
         spans: told what the calling thread did when.
     """
 
@@ -62,6 +42,7 @@ class HostConsumer(Consumer):
         codecs: Sequence[Codec],
         files: Sequence[Sequence[str]],
         timeout_s: float,
+        quarantine: Quarantine,
         spans: SpanLog,
     ) -> None:
         self._region = region
@@ -69,66 +50,85 @@ class HostConsumer(Consumer):
         self._codecs = tuple(codecs)
         self._files = tuple(files)
         self._timeout_s = timeout_s
+        self._quarantine = quarantine
         self._spans = spans
 
-    def take(self, ticket: Ticket, layer: int, out: torch.Tensor) -> None:
-        """Waits for the flag, checks the answer, decodes and lowers the flag; see `Consumer`."""
-        slot = require_slot(ticket)
-        with self._spans.span("wait_rows", ticket.lane, ticket.number):
-            error = self._await(ticket, slot, layer)
-        if error is None:
-            error = self._copy(ticket, slot, layer, out)
-            # Last: what was interrupted before can be awaited once more.
-            self._region.clear_ready(slot, layer)
+    def take(self, claim: Claim, layer: int, out: torch.Tensor) -> None:
+        """Waits for a layer's rows and writes them, decoded, to `out`.
+
+        The shared memory stays as it is, so that a call that is broken off can be made again until
+        the slot is freed.
+
+        Args:
+            claim: a claim of this connector with a slot.
+            layer: which layer's rows.
+            out: [T, heads * width] in an output dtype, contiguous.
+
+        Raises:
+            RowFetchError: the rows could not be had; `out` is NaN then.
+        """
+        if layer not in claim.settled:
+            with self._spans.span("wait_rows", claim.lane, claim.number):
+                self._await(claim, require_slot(claim), layer)
+        error = self._copy(claim, require_slot(claim), layer, out)
         if error is not None:
             poison(out)
             raise error
 
     def _copy(
-        self, ticket: Ticket, slot: SlotPlaces, layer: int, out: torch.Tensor
+        self, claim: Claim, slot: SlotPlaces, layer: int, out: torch.Tensor
     ) -> RowFetchError | None:
-        """Decodes an answer's rows, or returns why it has none."""
+        """Decodes an answer's rows, or returns why there are none."""
+        if why := claim.settled[layer]:
+            return timed_out(claim, layer, self._timeout_s, why)
         answer = self._region.answer(slot, layer)
-        if answer[0] != ticket.number or answer[1] is not Failure.NONE:
-            return failed_answer(ticket, layer, answer, self._files[layer])
-        rows = self._region.rows(slot, layer, ticket.num_tokens)
+        if answer[0] != claim.number or answer[1] is not Failure.NONE:
+            return failed_answer(claim, layer, answer, self._files[layer])
+        rows = self._region.rows(slot, layer, claim.num_tokens)
         codec = self._codecs[layer]
         flat = out.view(rows.shape[0], codec.output_width(out.dtype))
-        with self._spans.span("copy_rows", ticket.lane, ticket.number):
+        with self._spans.span("copy_rows", claim.lane, claim.number):
             decode(codec.name, codec.row_dim, codec.scale, rows, flat)
         return None
 
-    def release(self, ticket: Ticket) -> None:
-        """Frees the ticket's slot now: what was taken is copied."""
-        with self._spans.span("release", ticket.lane, ticket.number):
-            self._region.release(require_slot(ticket), ticket.number)
-
-    def _await(self, ticket: Ticket, slot: SlotPlaces, layer: int) -> RowFetchError | None:
-        deadline = ticket.requested_at + self._timeout_s
-        why_dead = None
+    def _await(self, claim: Claim, slot: SlotPlaces, layer: int) -> None:
+        """Settles a layer: its answer is there, or it is given up."""
+        deadline = claim.requested_at + self._timeout_s
         while True:
             left = deadline - time.monotonic()
             if self._region.wait_ready(slot, layer, max(0.0, min(left, LIVENESS_S))):
-                return None
+                claim.settled[layer] = ""
+                return
             why_dead = self._service.why_dead()
             if why_dead or left <= 0:
                 break
-        if self._region.abandon(state_places(self._region, ticket), ticket.number, layer):
-            return timed_out(ticket, layer, self._timeout_s, why_dead)
+        # Before the request is given up: locked for nothing, the slot is free once it is answered.
+        self._quarantine.add(slot, claim.number)
+        places = state_places(self._region, claim)
+        is_given_up = self._region.abandon(places, claim.number, layer)
+        if is_given_up or self._region.is_abandoned(places, claim.number, layer):
+            claim.settled[layer] = why_dead or no_answer(self._timeout_s)
+            return
         # The answer was published just now: its flag follows at once.
         self._region.wait_ready(slot, layer, LIVENESS_S)
-        return None
+        claim.settled[layer] = ""
 
 
-def state_places(region: Region, ticket: Ticket) -> SlotPlaces | InputPlaces:
-    """Returns where a ticket's state words lie: with its inputs, or in its slot."""
-    return region.ring.input(ticket.number) if ticket.lane == "host" else require_slot(ticket)
+def state_places(region: Region, claim: Claim) -> SlotPlaces | InputPlaces:
+    """Returns where a claim's state words lie: with its inputs, or in its slot."""
+    return region.ring.input(claim.number) if claim.lane == "host" else require_slot(claim)
 
 
-def require_slot(ticket: Ticket) -> SlotPlaces:
-    """Returns the slot of a ticket that has one; callers see to that."""
-    assert ticket.slot is not None, ticket
-    return ticket.slot
+def was_asked(region: Region, claim: Claim) -> bool:
+    """Returns whether the service was told of a claim's request."""
+    newest = region.announced() if claim.lane == "host" else region.slot_number(require_slot(claim))
+    return 0 < claim.number <= newest
+
+
+def require_slot(claim: Claim) -> SlotPlaces:
+    """Returns the slot of a claim that has one; callers see to that."""
+    assert claim.slot is not None, claim
+    return claim.slot
 
 
 def poison(out: torch.Tensor) -> None:
@@ -136,4 +136,4 @@ def poison(out: torch.Tensor) -> None:
     out.fill_(0xFF if out.dtype == torch.uint8 else float("nan"))
 
 
-__all__ = ["Consumer", "HostConsumer", "poison", "require_slot", "state_places"]
+__all__ = ["HostConsumer", "poison", "require_slot", "state_places", "was_asked"]

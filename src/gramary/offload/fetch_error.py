@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from gramary.errors import FetchTimeoutError, RowFetchError
 from gramary.offload.ring import Failure
-from gramary.offload.ticket import Ticket
+from gramary.offload.ticket import Claim
 
 REMEDY = "Its requests' windows hold NaN from this batch on: restart them."
 
 
 def failed_answer(
-    ticket: Ticket | str,
+    ticket: Claim | str,
     layer: int,
     answer: tuple[int, Failure, int, int, int],
     files: Sequence[str],
@@ -37,11 +37,16 @@ def failed_answer(
 
 
 def timed_out(
-    ticket: Ticket | str, layer: int, timeout_s: float, why_dead: str | None
+    ticket: Claim | str, layer: int, timeout_s: float, why_dead: str | None
 ) -> FetchTimeoutError:
     """Returns the error of a request that was given up."""
-    what = why_dead or f"no answer within {timeout_s:g} s (GRAMARY_REQUEST_TIMEOUT_S)"
+    what = why_dead or no_answer(timeout_s)
     return FetchTimeoutError(f"{ticket}, layer {layer}: {what}. {REMEDY}")
 
 
-__all__ = ["failed_answer", "timed_out"]
+def no_answer(timeout_s: float) -> str:
+    """Returns why a request is given up whose service lives, in words."""
+    return f"no answer within {timeout_s:g} s (GRAMARY_REQUEST_TIMEOUT_S)"
+
+
+__all__ = ["failed_answer", "no_answer", "timed_out"]

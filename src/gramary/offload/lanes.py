@@ -15,7 +15,7 @@ from gramary.batch import Batch
 from gramary.errors import FetchTimeoutError, SlotsBusyError
 from gramary.offload.region import Region
 from gramary.offload.ring import SlotPlaces
-from gramary.offload.ticket import Ticket
+from gramary.offload.ticket import Claim
 from gramary.tracing import SpanLog
 
 
@@ -41,7 +41,8 @@ class Quarantine:
         if number := self._locked_by(slot):
             raise FetchTimeoutError(
                 f"the slot is quarantined: its request {number} timed out and the worker has not "
-                "answered it yet"
+                "answered it yet; request again once it has, or close this connector and make a "
+                "new one"
             )
 
     def _locked_by(self, slot: SlotPlaces) -> int:
@@ -61,47 +62,50 @@ class HostLane:
         self._region = region
         self._quarantine = quarantine
         self._spans = spans
-        self._newest = 0
-        self._open: dict[SlotPlaces, Ticket] = {}
+        # The newest claim on each slot; one that is released holds it no more.
+        self._holders: dict[SlotPlaces, Claim] = {}
 
-    def request(self, batch: Batch) -> Ticket:
-        """Copies a batch's inputs and returns its ticket; never blocks.
+    def request(self, claim: Claim, batch: Batch) -> None:
+        """Copies a batch's inputs and asks for its rows; never blocks.
+
+        The claim has the slot from before the first byte is written. The number counts as used
+        once it was announced: what fails, or is interrupted, before that was no request.
 
         Raises:
-            SlotsBusyError: the slot whose turn it is has a ticket that was not awaited for every
+            SlotsBusyError: the slot whose turn it is has a claim that was not awaited for every
                 layer, or the consumer is so far behind that no place for the inputs is free.
             FetchTimeoutError: the slot holds a request that timed out and was not answered yet.
         """
         ring = self._region.ring
-        number = self._newest + 1
+        number = self._region.announced() + 1
         slot = ring.host_slot(number)
         # A consumer that waited for this slot's next request before its last would wait forever.
-        if slot in self._open:
-            raise SlotsBusyError(
-                f"{len(self._open)} ticket(s) of the host lane were not awaited for every layer, "
-                f"among them {self._open[slot]}, and there are {len(ring.host_slots)} slot(s): "
-                "wait for it or cancel it, or raise num_slots"
-            )
+        if (holder := self._holders.get(slot)) is not None and not holder.is_released:
+            raise SlotsBusyError(self._why_busy(holder))
         self._quarantine.require_free(slot)
         oldest = number - len(ring.inputs)
         if oldest > 0 and self._region.released(slot) < oldest:
             raise SlotsBusyError(
-                f"the inputs of {len(ring.inputs)} requests are kept and the oldest is still "
-                "under way: let the consumer catch up"
+                f"the inputs of {len(ring.inputs)} host-lane requests are kept, and the rows of "
+                "the oldest were not taken yet: wait for the device (torch.cuda.synchronize()) "
+                "and request again, or raise num_slots"
             )
+        claim.number, claim.slot = number, slot
+        self._holders[slot] = claim
         with self._spans.span("write_inputs", "host", number):
             self._region.write_inputs(number, batch.token_ids, batch.query_start_loc, batch.history)
-            # What fails, or is interrupted, before this was no request: its number is free.
-            self._newest = number
             self._region.announce(number)
-        ticket = Ticket("host", number, batch.num_tokens, batch.num_requests, slot)
-        self._open[slot] = ticket
-        return ticket
 
-    def finished(self, ticket: Ticket) -> None:
-        """Counts a ticket that was awaited for every layer, or canceled."""
-        if ticket.slot is not None:
-            self._open.pop(ticket.slot, None)
+    def _why_busy(self, holder: Claim) -> str:
+        num_slots = len(self._region.ring.host_slots)
+        num_held = sum(not claim.is_released for claim in self._holders.values())
+        remedy = f"{holder.how_to_free()}, or raise num_slots"
+        if num_held == num_slots:
+            return f"all {num_slots} host-lane slots are in use (oldest: {holder}); {remedy}"
+        return (
+            f"{num_held} of {num_slots} host-lane slots are in use, and the next in turn is that "
+            f"of {holder}; {remedy}"
+        )
 
 
 class StreamLane:
@@ -114,38 +118,35 @@ class StreamLane:
         self._quarantine = quarantine
         self._spans = spans
         self._slot = slot
-        self._newest = 0
-        self._is_taken = False
+        self._holder: Claim | None = None
 
     @property
     def next_number(self) -> int:
         """The number that the next request gets."""
-        return self._newest + 1
+        return self._region.slot_number(self._slot) + 1
 
-    def request(self, batch: Batch, ids: list[torch.Tensor]) -> Ticket:
-        """Writes row ids [T, heads], a tensor a layer, rings, and returns the ticket.
+    def request(self, claim: Claim, ids: list[torch.Tensor]) -> None:
+        """Writes row ids [T, heads], a tensor a layer, and rings.
+
+        The claim has the slot from before the first byte is written, as in the host lane.
 
         Raises:
-            SlotsBusyError: the lane's last ticket was not awaited, or not for every layer.
+            SlotsBusyError: the lane's last claim was not awaited, or not for every layer.
             FetchTimeoutError: its slot holds a request that timed out and was not answered yet.
         """
-        if self._is_taken:
-            raise SlotsBusyError(
-                "the stream lane's last ticket was not awaited for every layer: wait for it, "
-                "cancel it, or call release_outputs()"
-            )
+        if self._holder is not None and not self._holder.is_released:
+            raise SlotsBusyError(stream_is_busy(self._holder))
         self._quarantine.require_free(self._slot)
-        number = self.next_number
-        with self._spans.span("write_inputs", "stream", number):
-            self._region.fill_slot(self._slot, number, ids)
-            # What fails, or is interrupted, before this was no request: its number is free.
-            self._newest, self._is_taken = number, True
-            self._region.ring_slot(self._slot, number)
-        return Ticket("stream", number, batch.num_tokens, batch.num_requests, self._slot)
-
-    def released(self) -> None:
-        """Counts the lane's ticket as taken or canceled."""
-        self._is_taken = False
+        claim.number, claim.slot = self.next_number, self._slot
+        self._holder = claim
+        with self._spans.span("write_inputs", "stream", claim.number):
+            self._region.fill_slot(self._slot, claim.number, ids)
+            self._region.ring_slot(self._slot, claim.number)
 
 
-__all__ = ["HostLane", "Quarantine", "StreamLane"]
+def stream_is_busy(holder: Claim) -> str:
+    """Returns what stands in the way of a stream's next request, and what to do about it."""
+    return f"the stream lane's slot is in use by {holder}; {holder.how_to_free()}"
+
+
+__all__ = ["HostLane", "Quarantine", "StreamLane", "stream_is_busy"]

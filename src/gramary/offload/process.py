@@ -42,9 +42,6 @@ class ProcessService(Service):
 
     Attributes:
         pid: the worker's process number.
-
-    Raises:
-        RowFetchError: the worker did not come up, or cannot serve this; the message says why.
     """
 
     def __init__(
@@ -56,16 +53,27 @@ class ProcessService(Service):
     ) -> None:
         self._region = region
         self._turn = threading.Lock()
-        self._is_stopped = False
+        self._is_stopped = self._has_left = False
         self._why_gone: str | None = None
         self._server: RowServer | None = None
+        self._connection: socket.socket | None = None
+        self._tables, self._settings, self._address = tuple(tables), settings, address
+        self.pid = 0
+
+    def start(self) -> None:
+        """Starts a worker, unless there is one to go to, and has it serve the region.
+
+        Raises:
+            RowFetchError: the worker did not come up, or cannot serve this; the message says why.
+        """
+        address = self._address
         try:
             if address is None:
-                self._server = RowServer(1, settings=settings)
+                self._server = RowServer(1, settings=self._settings)
                 address = self._server.address
             self._connection, self.pid = channel.connect(address, START_TIMEOUT_S)
             try:
-                self._join(tables, settings)
+                self._join(self._connection)
                 self._await_start()
             except BaseException:
                 self._connection.close()
@@ -99,34 +107,38 @@ class ProcessService(Service):
     def trace(self, on: bool) -> None:
         """Starts or ends the keeping of spans, of everybody that the worker serves."""
         with self._turn, contextlib.suppress(OSError):
-            self._connection.send(channel.TRACE_ON if on else channel.TRACE_OFF)
+            self._joined.send(channel.TRACE_ON if on else channel.TRACE_OFF)
             self._hear(waits=True)
 
     def take_spans(self) -> list[Span]:
         """Returns the spans kept since somebody's last call; none of a worker that is gone."""
         with self._turn, contextlib.suppress(OSError):
-            self._connection.send(channel.SPANS)
+            self._joined.send(channel.SPANS)
             return spans_from(self._hear(waits=True))
         return []
 
     def stop(self) -> None:
         """Leaves the worker, which lets go of the region; ends it where it has nobody else."""
-        if self._is_stopped:
+        if self._has_left:
             return
         self._is_stopped = True
         # The worker has pages of its own: nothing has to be waited for.
         self._region.ask_to_stop()
-        self._connection.close()
+        if self._connection is not None:
+            self._connection.close()
         self._close_server(None)
+        self._has_left = True
 
-    def _join(self, tables: Sequence[Table], settings: Settings) -> None:
-        description, descriptors = describe(self._region, tables, settings)
-        config = channel.memory_file("gramary-worker", json.dumps(description).encode())
-        try:
-            socket.send_fds(self._connection, [channel.JOIN], [config, *descriptors])
-        finally:
-            os.close(config)
-        self._connection.settimeout(ANSWER_TIMEOUT_S)
+    @property
+    def _joined(self) -> socket.socket:
+        assert self._connection is not None
+        return self._connection
+
+    def _join(self, connection: socket.socket) -> None:
+        description, descriptors = describe(self._region, self._tables, self._settings)
+        with channel.memory_file("gramary-worker", json.dumps(description).encode()) as config:
+            socket.send_fds(connection, [channel.JOIN], [config.fileno(), *descriptors])
+        connection.settimeout(ANSWER_TIMEOUT_S)
 
     def _await_start(self) -> None:
         timeout_s = RANKS_TIMEOUT_S if self._server is None else START_TIMEOUT_S
@@ -146,7 +158,7 @@ class ProcessService(Service):
         """Takes the worker's next message, if there is one; returns the content of spans."""
         if self._why_gone is not None:
             return b""
-        heard = channel.receive(self._connection, waits=waits)
+        heard = channel.receive(self._joined, waits=waits)
         if heard is None:
             return b""
         message, descriptors = heard

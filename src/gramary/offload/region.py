@@ -105,6 +105,10 @@ class Region:
         """Tells the service of the newest host-lane request."""
         words.store_u64(self.address + ring.HOST_NUMBER, number)
 
+    def announced(self) -> int:
+        """Returns the newest host-lane request that the service was told of."""
+        return words.load_u64(self.address + ring.HOST_NUMBER)
+
     def mark_requested(self, places: SlotPlaces | InputPlaces, number: int) -> None:
         """Sets every layer's state word to requested."""
         for layer in range(self.ring.shape.num_layers):
@@ -121,6 +125,11 @@ class Region:
         """Returns whether a layer of a request is neither answered nor given up."""
         state = words.load_u64(self._state_address(places, layer))
         return state == state_of(number, Phase.REQUESTED)
+
+    def is_abandoned(self, places: SlotPlaces | InputPlaces, number: int, layer: int) -> bool:
+        """Returns whether a layer of a request was given up."""
+        state = words.load_u64(self._state_address(places, layer))
+        return state == state_of(number, Phase.ABANDONED)
 
     def wait_ready(self, slot: SlotPlaces, layer: int, timeout_s: float) -> bool:
         """Waits for a layer's flag; returns False after the time-out."""

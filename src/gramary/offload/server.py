@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -72,18 +73,17 @@ class RowServer(Closing):
             opened.enter_context(ours)
             opened.enter_context(theirs)
             config = channel.memory_file("gramary-worker", json.dumps(values).encode())
-            opened.callback(os.close, config)
-            self.process = start_worker(config, listener.fileno(), theirs.fileno())
+            opened.enter_context(config)
+            self.process = start_worker(config.fileno(), listener.fileno(), theirs.fileno())
             self._owner = ours
             # The process has them now, and the folder is its own.
             listener.close()
             theirs.close()
             opened.pop_all()
-            os.close(config)
+            config.close()
         self._said = ""
-        self._finalizer = weakref.finalize(
-            self, end_worker, self.process, self._owner, folder, os.getpid()
-        )
+        self._end = functools.partial(end_worker, self.process, self._owner, folder, os.getpid())
+        self._finalizer = weakref.finalize(self, self._end)
 
     def why_dead(self) -> str | None:
         """Returns how the worker ended, with the end of what it said; None while it lives."""
@@ -95,8 +95,9 @@ class RowServer(Closing):
         return f"worker process {self.process.pid} {how}" + (f": {said[-500:]}" if said else "")
 
     def close(self) -> None:
-        """Stops the worker, whoever it serves; more calls do nothing."""
-        self._finalizer()
+        """Stops the worker, whoever it serves; more calls do nothing but what is left to do."""
+        self._end()
+        self._finalizer.detach()
 
     def _last_words(self) -> str:
         errors = self.process.stderr
@@ -129,7 +130,10 @@ def start_worker(*descriptors: int) -> subprocess.Popen[bytes]:
 def end_worker(
     process: subprocess.Popen[bytes], owner: socket.socket, folder: str, owner_pid: int
 ) -> None:
-    """Asks a worker to end, and ends it where it does not; a forked child leaves it alone."""
+    """Asks a worker to end, and ends it where it does not; a forked child leaves it alone.
+
+    May be called again, also where it was broken off.
+    """
     if os.getpid() != owner_pid:
         return
     with contextlib.suppress(OSError):

@@ -18,9 +18,14 @@ RAW_SPAN = struct.Struct("<5q")
 class Service(abc.ABC):
     """A running row service.
 
-    Order of calls: construct (the service answers from then on) → anything else → `stop`. A
-    service never makes a CUDA call.
+    Order of calls: construct → `start` (the service answers from then on) → anything else →
+    `stop`, at any time. Who constructs it holds it before it starts, so that nothing runs that
+    nobody can stop. A service never makes a CUDA call.
     """
+
+    @abc.abstractmethod
+    def start(self) -> None:
+        """Starts the service, and returns once it answers."""
 
     @abc.abstractmethod
     def why_dead(self) -> str | None:
@@ -36,7 +41,7 @@ class Service(abc.ABC):
 
     @abc.abstractmethod
     def stop(self) -> None:
-        """Ends the service and waits until it has; a second call does nothing."""
+        """Ends the service and waits until it has; may be called again, also if it broke off."""
 
 
 class ThreadService(Service):
@@ -54,8 +59,15 @@ class ThreadService(Service):
             poll=settings.poll,
             num_threads=num_service_threads(settings),
         )
-        self.native.start()
         self._is_stopped = False
+
+    def start(self) -> None:
+        """Starts the service's threads.
+
+        Raises:
+            UnsupportedError: the machine has no more threads.
+        """
+        self.native.start()
 
     def why_dead(self) -> str | None:
         """Returns what became of the service once it was stopped."""

@@ -80,14 +80,14 @@ def require_worker(worker: object, server: object) -> None:
         raise ArgumentError(f"server: expected worker='process' beside it, got worker={worker!r}")
 
 
-def start_service(
+def make_service(
     kind: str,
     region: Region,
     tables: Sequence[Table],
     settings: Settings,
     server: str | None = None,
 ) -> Service:
-    """Returns a running service for the tables."""
+    """Returns a service for the tables, to be started."""
     if kind == "process":
         return ProcessService(region, tables, settings, server)
     return ThreadService(region, tuple(store_arguments(table) for table in tables), settings)
@@ -100,7 +100,7 @@ def make_side(
     settings: Settings,
     spans: SpanLog,
 ) -> Side:
-    """Returns the side of the tables' device.
+    """Returns the side of the tables' device, to be started.
 
     Raises:
         DependencyError: the device is a CUDA device and Triton or `cuda-bindings` is missing.
@@ -137,8 +137,8 @@ def as_tables(tables: Table | Sequence[Table]) -> tuple[Table, ...]:
 __all__ = [
     "as_tables",
     "make_region",
+    "make_service",
     "make_side",
     "require_worker",
     "ring_shape",
-    "start_service",
 ]

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 import torch
 
 from gramary.batch import Batch
-from gramary.errors import FetchTimeoutError, GramaryError
+from gramary.errors import GramaryError
 from gramary.offload.batch_tensors import tensors_for
-from gramary.offload.canceling import CanceledTickets, give_up
+from gramary.offload.canceling import free_slot
 from gramary.offload.consumer import HostConsumer
 from gramary.offload.lanes import Quarantine, StreamLane
 from gramary.offload.region import Region
 from gramary.offload.service import Service
 from gramary.offload.stores import disk_files
-from gramary.offload.ticket import Ticket
+from gramary.offload.ticket import Claim
 from gramary.ops.hash import ngram_ids
 from gramary.settings import Settings
 from gramary.table import Table
@@ -24,10 +24,12 @@ from gramary.tracing import Span, SpanLog
 
 
 class Side(abc.ABC):
-    """The stream lane's requests, and how any ticket becomes rows.
+    """The stream lane's requests, and how any claim becomes rows.
 
-    A ticket's life here: `request` (or `watch`, for one of the host lane) → for each layer `take`
-    or `drop` → `release`; or `cancel` in place of all layers. Calls come from one thread.
+    Order of calls: construct → `start` → any others → `close`. A claim's life here: `request` (or
+    `watch`, for one of the host lane) → `take` for some layers → `give_back`, which gives up the
+    others. Whatever breaks a call off, the next one of the same claim goes on from there. Calls
+    come from one thread.
 
     Attributes:
         quarantine: slots that a request given up still holds.
@@ -36,20 +38,24 @@ class Side(abc.ABC):
     quarantine: Quarantine
 
     @abc.abstractmethod
-    def request(self, batch: Batch) -> Ticket:
+    def start(self) -> None:
+        """Starts what runs beside the caller, once the side is in the hands of who closes it."""
+
+    @abc.abstractmethod
+    def request(self, claim: Claim, batch: Batch) -> None:
         """Requests a batch's rows in the stream lane.
 
         Raises:
-            SlotsBusyError: the lane's last ticket was not awaited for every layer.
+            SlotsBusyError: the lane's last claim was not awaited for every layer.
             FetchTimeoutError: its slot holds a request that was given up and not answered since.
         """
 
     @abc.abstractmethod
-    def watch(self, ticket: Ticket) -> None:
-        """Takes notice of a host-lane ticket that was requested."""
+    def watch(self, claim: Claim) -> None:
+        """Takes notice of a host-lane claim that was requested."""
 
     @abc.abstractmethod
-    def take(self, ticket: Ticket, layer: int, out: torch.Tensor) -> None:
+    def take(self, claim: Claim, layer: int, out: torch.Tensor) -> None:
         """Writes a layer's rows, decoded, to `out`, once they are there.
 
         Raises:
@@ -58,16 +64,13 @@ class Side(abc.ABC):
         """
 
     @abc.abstractmethod
-    def drop(self, ticket: Ticket, layer: int) -> None:
-        """Gives up a layer of a ticket that other layers were awaited for."""
+    def give_back(self, claim: Claim) -> None:
+        """Frees, behind everything taken, the slot of a claim; layers not awaited are given up."""
 
     @abc.abstractmethod
-    def release(self, ticket: Ticket) -> None:
-        """Frees, behind everything taken and dropped, the slot of a ticket without layers left."""
-
-    @abc.abstractmethod
-    def cancel(self, ticket: Ticket) -> None:
-        """Gives up a ticket that no layer was awaited for."""
+    def can_give_back(self, claim: Claim) -> bool:
+        """Returns whether `give_back` fits into the order of the current stream, without a ticket
+        whose owner would know."""
 
     @abc.abstractmethod
     def settle(self) -> None:
@@ -110,7 +113,6 @@ class HostSide(Side):
         self._tables = tuple(tables)
         self._timeout_s = settings.request_timeout_s
         self.quarantine = Quarantine(region)
-        self._canceled = CanceledTickets(region, self._timeout_s, self._settled)
         self._lane = StreamLane(region, region.ring.stream_slots[0], self.quarantine, spans)
         self._consumer = HostConsumer(
             region,
@@ -118,43 +120,37 @@ class HostSide(Side):
             [table.codec for table in tables],
             [disk_files(table) for table in tables],
             self._timeout_s,
+            self.quarantine,
             spans,
         )
 
-    def request(self, batch: Batch) -> Ticket:
+    def start(self) -> None:
+        """Does nothing: the calling thread does it all."""
+
+    def request(self, claim: Claim, batch: Batch) -> None:
         """Hashes on this thread and rings; see `Side`."""
         with self._spans.span("wait_tokens", "stream", self._lane.next_number):
             ids = [ngram_ids(table.spec, *tensors_for(batch, table)) for table in self._tables]
-        return self._lane.request(batch, ids)
+        self._lane.request(claim, ids)
 
-    def watch(self, ticket: Ticket) -> None:
+    def watch(self, claim: Claim) -> None:
         """Does nothing: `take` looks at the clock itself."""
 
-    def take(self, ticket: Ticket, layer: int, out: torch.Tensor) -> None:
+    def take(self, claim: Claim, layer: int, out: torch.Tensor) -> None:
         """Waits on this thread and decodes; see `Side`."""
-        try:
-            self._consumer.take(ticket, layer, out)
-        except FetchTimeoutError:
-            if ticket.slot is not None:
-                self.quarantine.add(ticket.slot, ticket.number)
-            raise
+        self._consumer.take(claim, layer, out)
 
-    def drop(self, ticket: Ticket, layer: int) -> None:
-        """Abandons the layer, or lowers its flag."""
-        give_up(self._region, ticket, layer, self._timeout_s)
-
-    def release(self, ticket: Ticket) -> None:
+    def give_back(self, claim: Claim) -> None:
         """Frees the slot now."""
-        self._consumer.release(ticket)
-        self._settled(ticket)
+        with self._spans.span("release", claim.lane, claim.number):
+            free_slot(self._region, claim, self._timeout_s)
 
-    def cancel(self, ticket: Ticket) -> None:
-        """Frees the slot as soon as it is this ticket's turn."""
-        self._canceled.add(ticket)
+    def can_give_back(self, claim: Claim) -> bool:  # noqa: ARG002
+        """Returns True: there are no streams."""
+        return True
 
     def settle(self) -> None:
-        """Frees slots of canceled tickets."""
-        self._canceled.settle()
+        """Does nothing: slots are freed at once."""
 
     def take_error(self, *, of_tokens: bool = True) -> GramaryError | None:  # noqa: ARG002
         """Returns None: errors are raised where they are met."""
@@ -169,10 +165,6 @@ class HostSide(Side):
 
     def close(self) -> None:
         """Does nothing: nobody waits."""
-
-    def _settled(self, ticket: Ticket) -> None:
-        if ticket.lane == "stream":
-            self._lane.released()
 
 
 __all__ = ["HostSide", "Side"]

@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable
 
 from gramary.errors import FetchTimeoutError
-from gramary.offload.canceling import CanceledTickets
+from gramary.offload.canceling import CanceledClaims
 from gramary.offload.consumer import require_slot, state_places
 from gramary.offload.fetch_error import timed_out
 from gramary.offload.lanes import Quarantine
 from gramary.offload.region import Region
 from gramary.offload.ring import InputPlaces, SlotPlaces
 from gramary.offload.service import Service
-from gramary.offload.ticket import Ticket
+from gramary.offload.ticket import Claim
 
 LOOK_EVERY_S = 0.02
 CLOSING_LOOK_EVERY_S = 0.001
@@ -53,7 +53,7 @@ class Watchdog:
         service: Service,
         timeout_s: float,
         quarantine: Quarantine,
-        canceled: CanceledTickets,
+        canceled: CanceledClaims,
         report: Callable[[FetchTimeoutError], None],
     ) -> None:
         self._region = region
@@ -63,7 +63,7 @@ class Watchdog:
         self._canceled = canceled
         self._report = report
         self._turn = threading.Lock()
-        self._tickets: list[Ticket] = []
+        self._claims: list[Claim] = []
         self._first_seen: dict[tuple[SlotPlaces, int], float] = {}
         self._given_up: dict[SlotPlaces, int] = {}
         self._why_closed: str | None = None
@@ -76,10 +76,10 @@ class Watchdog:
         """Starts looking."""
         self._thread.start()
 
-    def watch(self, ticket: Ticket) -> None:
-        """Watches a host-lane ticket too; the stream lane's requests are found in their slots."""
+    def watch(self, claim: Claim) -> None:
+        """Watches a host-lane claim too; the stream lane's requests are found in their slots."""
         with self._turn:
-            self._tickets.append(ticket)
+            self._claims.append(claim)
 
     def was_given_up(self, slot: SlotPlaces, number: int) -> bool:
         """Returns whether this request of a slot, or a later one, was given up."""
@@ -103,8 +103,8 @@ class Watchdog:
         with self._turn:
             now = time.monotonic()
             why = self._why_closed or self._service.why_dead()
-            self._tickets = [ticket for ticket in self._tickets if self._is_pending(ticket)]
-            watched = [self._host_request(ticket) for ticket in self._tickets]
+            self._claims = [claim for claim in self._claims if self._is_pending(claim)]
+            watched = [self._host_request(claim) for claim in self._claims]
             watched += [self._stream_request(slot) for slot in self._region.ring.stream_slots]
             seen: dict[tuple[SlotPlaces, int], float] = {}
             for request in watched:
@@ -143,17 +143,17 @@ class Watchdog:
         layers = range(self._region.ring.shape.num_layers)
         return [i for i in layers if self._region.is_requested(places, number, i)]
 
-    def _is_pending(self, ticket: Ticket) -> bool:
-        places = state_places(self._region, ticket)
-        return not ticket.is_canceled and bool(self._layers(places, ticket.number))
+    def _is_pending(self, claim: Claim) -> bool:
+        places = state_places(self._region, claim)
+        return not claim.is_canceled and bool(self._layers(places, claim.number))
 
-    def _host_request(self, ticket: Ticket) -> _Watched | None:
-        """Returns a ticket's request, or None while the service waits for its slot."""
-        slot = require_slot(ticket)
-        before = ticket.number - len(self._region.ring.host_slots)
+    def _host_request(self, claim: Claim) -> _Watched | None:
+        """Returns a claim's request, or None while the service waits for its slot."""
+        slot = require_slot(claim)
+        before = claim.number - len(self._region.ring.host_slots)
         if before > 0 and self._region.released(slot) < before:
             return None
-        return _Watched(state_places(self._region, ticket), slot, ticket.number, str(ticket))
+        return _Watched(state_places(self._region, claim), slot, claim.number, str(claim))
 
     def _stream_request(self, slot: SlotPlaces) -> _Watched:
         number = self._region.slot_number(slot)

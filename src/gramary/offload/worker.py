@@ -177,11 +177,8 @@ class Worker:
     def _send_spans(self, connection: socket.socket) -> None:
         spans = [span for service in self._services for span in service.take_raw_spans()]
         content = b"".join(RAW_SPAN.pack(*span) for span in spans)
-        descriptor = channel.memory_file("gramary-spans", content)
-        try:
-            socket.send_fds(connection, [channel.SPANS], [descriptor])
-        finally:
-            os.close(descriptor)
+        with channel.memory_file("gramary-spans", content) as descriptor:
+            socket.send_fds(connection, [channel.SPANS], [descriptor.fileno()])
 
 
 def refuse(connection: socket.socket, error: Exception) -> None:

@@ -258,7 +258,7 @@ def test_streams_have_slots_of_their_own(
             streams.stream = stream  # type: ignore[attr-defined]
             batch = make_batch(stream, prefill=False)
             pending.append((connector.request(batch), batch))
-            with pytest.raises(SlotsBusyError, match="last ticket"):
+            with pytest.raises(SlotsBusyError, match="in use by the ticket of the stream lane"):
                 connector.request(batch)
         for ticket, batch in pending:
             assert same(connector.wait(ticket), expected_rows(table, batch))

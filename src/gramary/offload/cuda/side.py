@@ -19,21 +19,21 @@ from gramary.errors import (
     UnsupportedError,
 )
 from gramary.offload.batch_tensors import BatchTensors, tensors_for
-from gramary.offload.canceling import CanceledTickets
-from gramary.offload.consumer import require_slot
+from gramary.offload.canceling import CanceledClaims, free_slot
+from gramary.offload.consumer import require_slot, state_places
 from gramary.offload.cuda.device_spans import DeviceSpans, TimedStreams
 from gramary.offload.cuda.request import write_request
 from gramary.offload.cuda.slots import DeviceSlot, DeviceSlots
 from gramary.offload.cuda.streams import Streams
 from gramary.offload.cuda.take import settle, take_rows
 from gramary.offload.fetch_error import failed_answer, timed_out
-from gramary.offload.lanes import Quarantine
+from gramary.offload.lanes import Quarantine, stream_is_busy
 from gramary.offload.region import Region
-from gramary.offload.ring import Failure
+from gramary.offload.ring import Failure, InputPlaces, SlotPlaces
 from gramary.offload.service import Service
 from gramary.offload.sides import Side
 from gramary.offload.stores import disk_files
-from gramary.offload.ticket import Ticket
+from gramary.offload.ticket import Claim
 from gramary.offload.watchdog import Watchdog
 from gramary.ops._triton.hash import HashConstants
 from gramary.ops._triton.sticky_error import error_of
@@ -83,19 +83,23 @@ class CudaSide(Side):
             self._constants = [HashConstants.of(table.spec, self._device) for table in tables]
         self._extents = [own_extent(table) for table in tables]
         self._files = [disk_files(table) for table in tables]
-        # Slots of the stream lane by stream, and the ticket that each has under way.
+        # Slots of the stream lane by stream, and the newest claim on each; one that is released
+        # holds it no more.
         self._given: dict[int, DeviceSlot] = {}
-        self._under_way: dict[DeviceSlot, Ticket] = {}
+        self._holders: dict[DeviceSlot, Claim] = {}
         self._turn = threading.Lock()
         self._errors: deque[RowFetchError] = deque(maxlen=MAX_ERRORS)
         self.quarantine = Quarantine(region)
-        self._canceled = CanceledTickets(region, self._timeout_s, lambda _ticket: None)
+        self._canceled = CanceledClaims(region, self._timeout_s)
         self.watchdog = Watchdog(
             region, service, self._timeout_s, self.quarantine, self._canceled, self._keep_error
         )
+
+    def start(self) -> None:
+        """Starts the watchdog."""
         self.watchdog.start()
 
-    def request(self, batch: Batch) -> Ticket:
+    def request(self, claim: Claim, batch: Batch) -> None:
         """Queues a request on the current stream; see `Side`.
 
         Raises:
@@ -104,35 +108,32 @@ class CudaSide(Side):
         with self._streams.on_device():
             is_capturing = self._streams.is_capturing()
             slot = self._slot_of_stream()
-            if slot in self._under_way:
-                raise SlotsBusyError(
-                    f"the stream's last ticket ({self._under_way[slot]}) was not awaited for every "
-                    "layer: wait for it, cancel it, or call release_outputs()"
-                )
+            holder = self._holders.get(slot)
+            if holder is not None and not holder.is_released:
+                raise SlotsBusyError(why_busy(holder))
             if not is_capturing:
                 self.quarantine.require_free(slot.places)
+            asked_ns = time.monotonic_ns()
+            tensors = [self._on_device(tensors_for(batch, table)) for table in self._tables]
+            claim.slot, claim.is_captured = slot.places, is_capturing
+            claim.is_being_queued = True
+            self._holders[slot] = claim
             # In stream order: the batch's tokens are there when the kernel begins.
-            asked_ns, begin = time.monotonic_ns(), self._device_spans.mark()
+            begin = self._device_spans.mark()
             self._device_spans.add("wait_tokens", asked_ns, begin, "stream", 0)
             with self._device_spans.span("write_inputs", "stream"):
-                self._write_request(slot, batch)
-        ticket = Ticket(
-            "stream", 0, batch.num_tokens, batch.num_requests, slot.places,
-            is_captured=is_capturing,
-        )  # fmt: skip
-        self._under_way[slot] = ticket
-        return ticket
+                self._write_request(slot, tensors)
+            claim.is_being_queued = False
 
-    def _write_request(self, slot: DeviceSlot, batch: Batch) -> None:
+    def _write_request(self, slot: DeviceSlot, tensors: list[BatchTensors]) -> None:
         """Queues the kernels that write a request's ids, and behind them its number."""
         last = len(self._tables) - 1
-        for layer, table in enumerate(self._tables):
-            extents = self._extents[layer]
+        for layer, extents in enumerate(self._extents):
             write_request(
                 slot,
                 layer,
                 self._constants[layer],
-                self._on_device(tensors_for(batch, table)),
+                tensors[layer],
                 device_rows=(extents.device_first, extents.device_end),
                 is_last_layer=layer == last,
             )
@@ -145,51 +146,110 @@ class CudaSide(Side):
         """Returns the streams' spans; waits for the device."""
         return self._device_spans.take()
 
-    def watch(self, ticket: Ticket) -> None:
-        """Lets the watchdog look at a host-lane ticket."""
-        self.watchdog.watch(ticket)
+    def watch(self, claim: Claim) -> None:
+        """Lets the watchdog look at a host-lane claim."""
+        self.watchdog.watch(claim)
 
-    def take(self, ticket: Ticket, layer: int, out: torch.Tensor) -> None:
+    def take(self, claim: Claim, layer: int, out: torch.Tensor) -> None:
         """Queues the wait and the rows on the current stream; see `Side`."""
         table = self._tables[layer]
-        releases = len(ticket.awaited) == len(self._tables)
-        taking = self._streams.taking(ticket.lane, ticket.number, releases=releases)
-        with self._streams.on_device(), taking:
-            slot = self._slot_in_turn(ticket)
-            take_rows(
-                slot, layer, ticket.number, table.codec, self._extents[layer], out, self._streams,
-                releases=releases,
-            )  # fmt: skip
-            ticket.is_released = releases
-
-    def drop(self, ticket: Ticket, layer: int) -> None:
-        """Queues the wait and lowers the flag, whatever the answer is."""
+        releases = len(claim.awaited | {layer}) == len(self._tables)
         with self._streams.on_device():
-            slot = self._slot_in_turn(ticket)
-            self._streams.wait(slot.ready_address(layer), 1)
-            releases = len(ticket.awaited) == len(self._tables)
-            settle(slot, layer, ticket.number, releases=releases)
-            ticket.is_released = releases
+            self._require_same_graph(claim)
+            if claim.is_torn:
+                self._mend(claim)
+            claim.is_being_queued = True
+            with self._streams.taking(claim.lane, claim.number, releases=releases):
+                slot = self._slot_in_turn(claim)
+                take_rows(
+                    slot, layer, claim.number, table.codec, self._extents[layer], out,
+                    self._streams, releases=releases,
+                )  # fmt: skip
+            claim.taken.add(layer)
+            claim.is_being_queued = False
 
-    def release(self, ticket: Ticket) -> None:
-        """Lets the stream's next request come; the slot was released behind the last layer."""
-        assert ticket.is_released, ticket
-        self._under_way.pop(self._slots.at(require_slot(ticket)), None)
+    def give_back(self, claim: Claim) -> None:
+        """Frees a slot in the order of the current stream; one that no layer was awaited for, and
+        one whose call was broken off, by the host.
 
-    def cancel(self, ticket: Ticket) -> None:
-        """Drops a stream's ticket in its order; a host-lane ticket is settled by the host."""
-        if ticket.lane == "host":
-            self._canceled.add(ticket)
-            return
+        Raises:
+            ArgumentError: the claim was requested in a graph that is not the one being captured.
+        """
         with self._streams.on_device():
-            self._require_same_graph(ticket)
+            left = [layer for layer in range(len(self._tables)) if layer not in claim.awaited]
+            if claim.is_captured and claim.is_lost and not self._streams.is_capturing():
+                # A graph that asks and never waits: it is of no use, and nothing of it runs now.
+                return
+            if claim.is_torn:
+                self._free_torn(claim)
+            elif claim.lane == "host" and not claim.awaited:
+                claim.is_canceled = True
+                self._canceled.add(claim)
+            elif left:
+                self._require_same_graph(claim)
+                # For good: what breaks off from here on cannot be done twice.
+                claim.is_being_queued = True
+                for layer in left:
+                    slot = self._slot_in_turn(claim)
+                    self._streams.wait(slot.ready_address(layer), 1)
+                    settle(slot, layer, claim.number, releases=layer == left[-1])
+
+    def can_give_back(self, claim: Claim) -> bool:
+        """Returns whether the current stream is the one that a claim's slot belongs to."""
+        with self._streams.on_device():
+            if claim.slot is None or claim.is_captured != self._streams.is_capturing():
+                return claim.slot is None or claim.is_captured
+            if claim.lane == "host":
+                return True
+            return self._given.get(self._streams.key()) is self._slots.at(claim.slot)
+
+    def _mend(self, claim: Claim) -> None:
+        """Makes the layers that are left ready to be taken, behind a call that was broken off."""
+        number = self._quiet_number(claim)
         for layer in range(len(self._tables)):
-            ticket.awaited.add(layer)
-            self.drop(ticket, layer)
-        self.release(ticket)
+            slot = require_slot(claim)
+            is_pending = self._region.is_requested(self._state_places(claim), number, layer)
+            # The rows stay where they are until the slot's next request, which is still to come.
+            if layer not in claim.awaited and not is_pending:
+                self._region.raise_ready(slot, layer, number)
+        claim.taken &= claim.awaited
+        claim.is_being_queued = False
+
+    def _free_torn(self, claim: Claim) -> None:
+        """Frees the slot of a claim that a device may have any part of the work for."""
+        if claim.is_captured:
+            # The graph did not come to be: nothing of it ever runs.
+            return
+        claim.number = self._quiet_number(claim)
+        if claim.lane == "host":
+            claim.is_canceled = True
+            self._canceled.add(claim)
+        elif claim.number:
+            free_slot(self._region, claim, self._timeout_s)
+
+    def _quiet_number(self, claim: Claim) -> int:
+        """Returns a claim's number once the device has done all that it was given.
+
+        Raises:
+            SlotsBusyError: a graph is being captured, so that nobody may wait for the device.
+        """
+        if self._streams.is_capturing():
+            raise SlotsBusyError(
+                f"a call about {claim} was broken off: end the capture of the CUDA graph, and "
+                "request again"
+            )
+        self._streams.synchronize()
+        if claim.lane == "host":
+            self._canceled.settle()
+            return claim.number
+        # The device counts. One that was never written there is an older request, and released.
+        return self._region.slot_number(require_slot(claim))
+
+    def _state_places(self, claim: Claim) -> SlotPlaces | InputPlaces:
+        return state_places(self._region, claim)
 
     def settle(self) -> None:
-        """Frees slots of canceled host-lane tickets."""
+        """Frees slots of canceled host-lane claims."""
         self._canceled.settle()
 
     def take_error(self, *, of_tokens: bool = True) -> GramaryError | None:
@@ -241,21 +301,20 @@ class CudaSide(Side):
             None if history is None else as_in_memory(history.to(self._device)),
         )
 
-    def _slot_in_turn(self, ticket: Ticket) -> DeviceSlot:
-        """Returns a ticket's slot, behind the release of its slot's request before."""
-        self._require_same_graph(ticket)
-        slot = self._slots.at(require_slot(ticket))
-        before = ticket.number - len(self._slots.host)
-        if ticket.lane == "host" and before > 0:
+    def _slot_in_turn(self, claim: Claim) -> DeviceSlot:
+        """Returns a claim's slot, behind the release of its slot's request before."""
+        slot = self._slots.at(require_slot(claim))
+        before = claim.number - len(self._slots.host)
+        if claim.lane == "host" and before > 0:
             # The flag may still be that of the slot's last request: canceled, or on another
             # stream. It is lowered before that one is released.
             self._streams.wait(slot.released_address, before & 0xFFFFFFFF)
         return slot
 
-    def _require_same_graph(self, ticket: Ticket) -> None:
-        if ticket.is_captured != self._streams.is_capturing():
+    def _require_same_graph(self, claim: Claim) -> None:
+        if claim.is_captured != self._streams.is_capturing():
             raise ArgumentError(
-                f"ticket: expected {ticket} to be requested and awaited in one CUDA graph, or both "
+                f"ticket: expected {claim} to be requested and awaited in one CUDA graph, or both "
                 "outside of any"
             )
 
@@ -294,6 +353,16 @@ class CudaSide(Side):
                     errors.append(found)  # type: ignore[arg-type]
         self._slots.token_errors.zero_()
         return errors
+
+
+def why_busy(holder: Claim) -> str:
+    """Returns what stands in the way of a stream's next request, and what to do about it."""
+    if holder.is_lost:
+        return (
+            f"the stream lane's slot is in use by {holder}, whose owner is gone: request once "
+            "outside of a CUDA graph, which frees it"
+        )
+    return stream_is_busy(holder)
 
 
 def own_extent(table: Table) -> Extents:
