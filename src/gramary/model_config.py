@@ -81,6 +81,30 @@ def read_config(config: object) -> Fields:
     return _text_fields(_as_mapping(config, "config"), "")
 
 
+def read_weights_name(folder: Path) -> str | None:
+    """Returns the file that a folder's `config.json` names as the model's weights, if it does.
+
+    That is `transformers_weights` of the level that the model's class reads: the text model's,
+    where a whole model's configuration is given for the class of text alone.
+
+    Raises:
+        ConfigError: the configuration cannot be read, or the name is no string.
+
+    Source: `PreTrainedModel.from_pretrained` of transformers 5.24 (modeling_utils.py).
+    """
+    path = folder / "config.json"
+    if not path.exists():
+        return None
+    values = _read_json(path)
+    text, classes = values.get("text_config"), values.get("architectures")
+    if isinstance(text, Mapping) and classes == ["Qwen4ExpForCausalLM"]:
+        values = text
+    name = values.get("transformers_weights")
+    if name is not None and not isinstance(name, str):
+        raise Fields(values, str(path)).error("transformers_weights", "a file's name", name)
+    return name
+
+
 def _text_fields(values: Mapping[str, Any], origin: str) -> Fields:
     text = values.get("text_config")
     if text is None:
@@ -124,4 +148,4 @@ def _read_json(path: Path) -> Mapping[str, Any]:
     return values
 
 
-__all__ = ["Fields", "read_config"]
+__all__ = ["Fields", "read_config", "read_weights_name"]

@@ -18,6 +18,7 @@ from gramary.placement import Placement, require_fitting
 from gramary.reading import compiled
 from gramary.reading.arguments import flat_row_ids, require_device, result_buffer
 from gramary.reading.late import LateReader
+from gramary.row_layout import TableSource
 from gramary.row_store import Progress, RowStore
 from gramary.settings import Settings, chosen_settings
 from gramary.source import open_source
@@ -91,7 +92,41 @@ class Table(Closing):
             RowReadError: a file cannot be read.
             ArgumentError: an argument is out of its range.
         """
-        source = open_source(path, layer)
+        return cls.from_source(
+            open_source(path, layer),
+            placement=placement,
+            device=device,
+            kv_bytes=kv_bytes,
+            shard=shard,
+            shard_by=shard_by,
+            share=share,
+            settings=settings,
+            progress=progress,
+        )
+
+    @classmethod
+    def from_source(
+        cls,
+        source: TableSource,
+        *,
+        placement: str = "host",
+        device: str | torch.device | None = None,
+        kv_bytes: int = 0,
+        shard: tuple[int, int] = (0, 1),
+        shard_by: str = "rows",
+        share: str | None = None,
+        settings: Settings | None = None,
+        progress: Progress | None = None,
+    ) -> Table:
+        """Returns a table that was found in files before, loaded and ready.
+
+        Args:
+            source: what `gramary.source.open_source` found; its files must be unchanged.
+            placement: as for `open`, like all that follow.
+
+        Raises:
+            GramaryError: as `open`.
+        """
         settings = chosen_settings(settings)
         request = StorageRequest(
             spec=source.spec,
@@ -112,7 +147,7 @@ class Table(Closing):
         except BaseException:
             table.close()
             raise
-        logger.info("see this again: gramary plan %s --placement %s", path, placement)
+        logger.info("see this again: gramary plan %s --placement %s", source.path, placement)
         return table
 
     @classmethod

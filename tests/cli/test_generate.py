@@ -74,8 +74,8 @@ def test_one_wrong_row_fails_loudly(run, capsys, monkeypatch: pytest.MonkeyPatch
         rows[..., -1, :] *= 1.5
         return rows
 
-    def open_and_spoil_the_second(model: Any, path: Any, **options: Any) -> None:
-        real_open(model, path, **options)
+    def open_and_spoil_the_second(model: Any, *path: Any, **options: Any) -> None:
+        real_open(model, *path, **options)
         opened.append(path)
         if len(opened) == 2:
             embedding = next(m for m in model.modules() if isinstance(m, TableEmbedding))

@@ -283,7 +283,7 @@ def test_a_failed_open_leaves_no_table_behind(
     make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = []
-    real_open = integration.Table.open
+    real_open = integration.Table.from_source
 
     def open_first_only(*arguments: Any, **options: Any) -> Any:
         if opened:
@@ -291,7 +291,7 @@ def test_a_failed_open_leaves_no_table_behind(
         opened.append(real_open(*arguments, **options))
         return opened[0]
 
-    monkeypatch.setattr(integration.Table, "open", open_first_only)
+    monkeypatch.setattr(integration.Table, "from_source", open_first_only)
     with pytest.raises(ArgumentError, match="the second table fails"):
         load(make_checkpoint(codec="fp8", ple_layers=(1, 3)), placement="disk")
     with pytest.raises(ClosedError):
@@ -339,7 +339,7 @@ def test_a_model_without_table_is_refused_before_its_weights_are_read(
     config.ple_layer_ids = []
     config.save_pretrained(folder)
     monkeypatch.setattr(
-        integration, "_with_tables", lambda _: pytest.fail("weights were about to be read")
+        integration, "with_tables", lambda _: pytest.fail("weights were about to be read")
     )
     with pytest.raises(TableNotFoundError):
         load(folder)

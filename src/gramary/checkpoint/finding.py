@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gramary.checkpoint.hash_buffers import check_hash_buffers
-from gramary.checkpoint.model_files import find_model_files
+from gramary.checkpoint.model_files import ModelFiles, find_model_files
 from gramary.checkpoint.shard_layout import lay_out_shards
 from gramary.checkpoint.table_codec import SCALE_OF_CODEC, read_codec
 from gramary.checkpoint.table_identity import identify_table
@@ -40,7 +40,7 @@ def open_checkpoint(folder: str | os.PathLike[str], layer: int | None = None) ->
         RowReadError: a sampled row cannot be read.
     """
     folder = Path(os.path.abspath(folder))
-    specs, tables = _read_tables(folder)
+    specs, tables = _read_tables(find_model_files(folder), folder)
     return _describe(folder, specs[_choose(len(specs), layer, folder)], tables)
 
 
@@ -51,14 +51,29 @@ def find_checkpoints(folder: str | os.PathLike[str]) -> tuple[TableSource, ...]:
         GramaryError: as `open_checkpoint`, for any of them.
     """
     folder = Path(os.path.abspath(folder))
-    specs, tables = _read_tables(folder)
-    return tuple(_describe(folder, spec, tables) for spec in specs)
+    return describe_tables(find_model_files(folder), folder)
 
 
-def _read_tables(folder: Path) -> tuple[list[HashSpec], dict[int, TableTensors]]:
+def describe_tables(files: ModelFiles, config: object) -> tuple[TableSource, ...]:
+    """Returns every n-gram table in some files, in the order of the PLE layers.
+
+    Args:
+        files: the model's files.
+        config: its configuration, as `HashSpec.from_config` takes it.
+
+    Raises:
+        GramaryError: as `open_checkpoint`, for any of them.
+    """
+    specs, tables = _read_tables(files, config)
+    return tuple(_describe(files.folder, spec, tables) for spec in specs)
+
+
+def _read_tables(
+    files: ModelFiles, config: object
+) -> tuple[list[HashSpec], dict[int, TableTensors]]:
     """Returns the geometry of every PLE layer and the tables by one-based decoder layer."""
-    files = find_model_files(folder)
-    specs = [HashSpec.from_config(folder, index) for index in range(num_ple_layers(folder))]
+    folder = files.folder
+    specs = [HashSpec.from_config(config, index) for index in range(num_ple_layers(config))]
     if not specs:
         raise TableNotFoundError(
             f"{folder}: expected a model with an n-gram table, but its config.json names no "

@@ -2,10 +2,11 @@
 
 The rule is that of transformers, and nothing is guessed beyond it:
 
-1. `model.safetensors`, where there is one, is the whole model.
-2. Otherwise `model.safetensors.index.json` names the files. Files that it names are searched
+1. The file or index that `transformers_weights` of `config.json` names, where it names one.
+2. Otherwise `model.safetensors`, where there is one, is the whole model.
+3. Otherwise `model.safetensors.index.json` names the files. Files that an index names are searched
    whole, so that nothing is missed; one that holds no part of the table may be absent.
-3. Otherwise every `*.safetensors` file of the folder is taken, as engines do that need no index.
+4. Otherwise every `*.safetensors` file of the folder is taken, as engines do that need no index.
 
 Symbolic links are followed, as a hub cache needs; a name in an index never leaves the folder.
 """
@@ -21,9 +22,11 @@ from typing import Any
 from gramary.checkpoint.safetensors_header import MAX_HEADER_BYTES
 from gramary.checkpoint.strict_json import parse_object, show
 from gramary.errors import CheckpointError, TableNotFoundError
+from gramary.model_config import read_weights_name
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+INDEX_SUFFIX = ".safetensors.index.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,18 +37,38 @@ class ModelFiles:
         folder: the folder they are in.
         names: their paths in the folder, each once, sorted.
         placed: the file an index names for each tensor; empty without an index.
+        found_by: the one file, or the index; None where every file of the folder was taken.
     """
 
     folder: Path
     names: tuple[str, ...]
     placed: Mapping[str, str]
+    found_by: str | None = None
 
 
 def find_model_files(folder: Path) -> ModelFiles:
     """Returns the files that hold the weights of the model in `folder`.
 
     Raises:
-        TableNotFoundError: the folder has no safetensors files.
+        GramaryError: as `choose_model_files`.
+        ConfigError: `config.json` cannot be read.
+    """
+    return choose_model_files(folder, named=read_weights_name(folder))
+
+
+def choose_model_files(
+    folder: Path, *, variant: str | None = None, named: str | None = None
+) -> ModelFiles:
+    """Returns the files that hold the weights of one of the models in `folder`.
+
+    Args:
+        folder: the model's folder.
+        variant: look for `model.{variant}.safetensors` and `model.safetensors.index.{variant}.json`
+            in place of the files without it.
+        named: the file or index to take, whatever else is there.
+
+    Raises:
+        TableNotFoundError: the folder has no safetensors files, or not those asked for.
         CheckpointError: the folder or its index cannot be read, or the index is malformed.
     """
     try:
@@ -55,11 +78,16 @@ def find_model_files(folder: Path) -> ModelFiles:
             f"{folder}: expected a model's folder: {error.strerror}; check the path, or download "
             f"the model first"
         ) from error
-    if SINGLE_FILE in names:
-        return ModelFiles(folder, (SINGLE_FILE,), {})
-    if INDEX_FILE in names:
-        placed = _read_index(folder / INDEX_FILE)
-        return ModelFiles(folder, tuple(sorted(set(placed.values()))), placed)
+    if named is not None:
+        return _named_files(folder, named)
+    wanted = [_of_variant(name, variant) for name in (SINGLE_FILE, INDEX_FILE)]
+    for name in wanted:
+        if name in names:
+            return _files_by(folder, name, is_index=name == wanted[1])
+    if variant is not None:
+        raise TableNotFoundError(
+            f"{folder}: variant {variant!r} expects {' or '.join(wanted)}, found neither"
+        )
     found = tuple(name for name in names if name.endswith(".safetensors"))
     if not found:
         others = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".gguf"))]
@@ -71,6 +99,38 @@ def find_model_files(folder: Path) -> ModelFiles:
     for name in found:
         _require_printable(name, folder)
     return ModelFiles(folder, found, {})
+
+
+def _named_files(folder: Path, name: str) -> ModelFiles:
+    """Returns the files of the model that `transformers_weights` names."""
+    if not _is_inside(name, (".safetensors", INDEX_SUFFIX)):
+        raise CheckpointError(
+            f"{folder}: transformers_weights: expected a *.safetensors file or a "
+            f"*{INDEX_SUFFIX} inside the folder, got {show(name)}"
+        )
+    _require_printable(name, folder)
+    if not (folder / name).exists():
+        raise TableNotFoundError(
+            f"{folder}: transformers_weights names {show(name)}, which is missing; download all "
+            "files of the model"
+        )
+    return _files_by(folder, name, is_index=name.endswith(INDEX_SUFFIX))
+
+
+def _files_by(folder: Path, name: str, *, is_index: bool) -> ModelFiles:
+    """Returns the files of the model by its one file or by its index; names are the folder's."""
+    if not is_index:
+        return ModelFiles(folder, (name,), {}, name)
+    placed = _read_index(folder / name)
+    return ModelFiles(folder, tuple(sorted(set(placed.values()))), placed, name)
+
+
+def _of_variant(name: str, variant: str | None) -> str:
+    """Returns the name that a file has in a variant, by transformers' rule."""
+    if variant is None:
+        return name
+    stem, _, ending = name.rpartition(".")
+    return f"{stem}.{variant}.{ending}"
 
 
 def _read_index(path: Path) -> dict[str, str]:
@@ -91,7 +151,7 @@ def _read_index(path: Path) -> dict[str, str]:
     if not isinstance(placed, dict) or not placed:
         raise CheckpointError(f"{path}: expected a weight_map that names files; download it again")
     for name in placed.values():
-        if not _is_inside(name):
+        if not _is_inside(name, (".safetensors",)):
             raise CheckpointError(
                 f"{path}: expected *.safetensors files inside the folder, got {show(name)}"
             )
@@ -99,8 +159,8 @@ def _read_index(path: Path) -> dict[str, str]:
     return placed
 
 
-def _is_inside(name: Any) -> bool:
-    if not isinstance(name, str) or not name.endswith(".safetensors"):
+def _is_inside(name: Any, endings: tuple[str, ...]) -> bool:
+    if not isinstance(name, str) or not name.endswith(endings):
         return False
     path = PurePosixPath(name)
     return not path.is_absolute() and ".." not in path.parts

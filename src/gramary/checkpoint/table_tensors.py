@@ -87,11 +87,16 @@ def collect_tables(files: ModelFiles) -> dict[int, TableTensors]:
     for tensor, name in files.placed.items():
         if _match(tensor) is not None and name not in found.get(tensor, ()):
             problem = "does not hold it" if os.path.exists(files.folder / name) else "is missing"
+            index = files.folder / (files.found_by or INDEX_FILE)
             raise ShardError(
-                f"{files.folder / INDEX_FILE}: expected {show(tensor)} in {name}, which {problem}; "
-                f"download it again"
+                f"{index}: expected {show(tensor)} in {name}, which {problem}; download it again"
             )
     return tables
+
+
+def is_of_table(name: str) -> bool:
+    """Returns whether a tensor of this name, in a model's file, is part of an n-gram table."""
+    return _match(name) is not None
 
 
 def _match(name: str) -> re.Match[str] | None:
