@@ -13,7 +13,7 @@ from gramary.errors import LoadError
 from gramary.hashing import HashSpec
 from gramary.lifetime import Closable, Closing, Lifetime
 from gramary.ops import opaque
-from gramary.ops.flat_batch import check_flat_batch
+from gramary.ops.flat_batch import check_flat_batch, refuse_overlap
 from gramary.placement import Placement, require_fitting
 from gramary.reading import compiled
 from gramary.reading.arguments import flat_row_ids, require_device, result_buffer
@@ -258,7 +258,8 @@ class Table(Closing):
         Args:
             row_ids: int32 or int64, any shape; -1, and rows of other ranks' shards, give zero
                 rows and read nothing.
-            out: result buffer of the result's shape and dtype on `device`, contiguous.
+            out: result buffer of the result's shape and dtype on `device`, contiguous; it shares no
+                memory with the arguments.
             dtype: bfloat16, float16, float32, or uint8 for encoded rows; None is `out`'s, or
                 bfloat16 for bf16, fp8 and nvfp4 tables and the table's own for the others.
 
@@ -269,7 +270,7 @@ class Table(Closing):
         Raises:
             RowIdError: on the CPU, an id lies outside the table; the message names the first. What
                 `out` holds is then undefined.
-            ArgumentError: a shape, dtype or device is wrong.
+            ArgumentError: a shape, dtype or device is wrong, or `out` shares memory with `row_ids`.
             RowReadError: rows on disk cannot be read.
             LoadError, ClosedError: the table is not loaded, or closed.
         """
@@ -280,6 +281,8 @@ class Table(Closing):
             flat_ids = flat_row_ids(row_ids)
             require_device("row_ids", row_ids, self.device)
             result = result_buffer(self.codec, row_ids.shape, 1, self.device, out, dtype)
+            if out is not None:
+                refuse_overlap(out, row_ids=row_ids)
             if flat_ids.numel():
                 with self._calls.count(flat_ids.numel()):
                     reader.lookup(flat_ids, result.view(flat_ids.numel(), -1))
@@ -323,6 +326,10 @@ class Table(Closing):
             require_device("token_ids", token_ids, self.device)
             shape, num_heads = token_ids.shape, self.spec.num_heads
             result = result_buffer(self.codec, shape, num_heads, self.device, out, dtype)
+            if out is not None:
+                refuse_overlap(
+                    out, token_ids=token_ids, query_start_loc=query_start_loc, history=history
+                )
             if token_ids.numel():
                 with self._calls.count(token_ids.numel() * num_heads):
                     reader.embed(token_ids, query_start_loc, history, result)

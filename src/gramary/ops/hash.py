@@ -7,7 +7,13 @@ import torch
 from gramary.errors import UnsupportedError
 from gramary.hashing import HashSpec
 from gramary.ops._cpu import hash as cpu_backend
-from gramary.ops.flat_batch import as_in_memory, check_flat_batch, check_out, require_in_memory
+from gramary.ops.flat_batch import (
+    as_in_memory,
+    check_flat_batch,
+    check_out,
+    refuse_overlap,
+    require_in_memory,
+)
 
 
 def ngram_ids(
@@ -35,8 +41,8 @@ def ngram_ids(
         history: int32 or int64 [R, ngram_size-1] on the same device, the tokens before each
             request's, oldest first, EOS where there are none; None means that every request
             begins its stream. The history of an empty request is not read.
-        out: int64 [T, num_heads] on the same device, contiguous, to be overwritten; not an
-            alias of an input.
+        out: int64 [T, num_heads] on the same device, contiguous, to be overwritten; it shares no
+            memory with the arguments.
 
     Returns:
         int64 [T, num_heads], `out` if given; -1 for padding. On CUDA it is valid in the order of
@@ -45,8 +51,8 @@ def ngram_ids(
     Raises:
         TokenError: on the CPU, a token or a history token lies outside the vocabulary; the
             message names the first. `out` is then undefined.
-        ArgumentError: a shape, dtype or device is wrong, or, on the CPU, query_start_loc does not
-            begin with 0, falls or passes T.
+        ArgumentError: a shape, dtype or device is wrong, `out` shares memory with an argument, or,
+            on the CPU, query_start_loc does not begin with 0, falls or passes T.
         UnsupportedError: the tensors lie on another kind of device.
 
     Source: `Qwen4ExpTextNGramEmbedding.forward` of Hugging Face transformers 5.24.
@@ -55,9 +61,11 @@ def ngram_ids(
     shape = (token_ids.numel(), spec.num_heads)
     if out is None:
         out = torch.empty(shape, dtype=torch.int64, device=token_ids.device)
+        require_in_memory(out)
     else:
         check_out(out, shape, torch.int64, token_ids.device)
-    require_in_memory(out)
+        require_in_memory(out)
+        refuse_overlap(out, token_ids=token_ids, query_start_loc=query_start_loc, history=history)
     token_ids, query_start_loc = as_in_memory(token_ids), as_in_memory(query_start_loc)
     history = None if history is None else as_in_memory(history)
     if token_ids.device.type == "cpu":
