@@ -24,7 +24,8 @@ class Batch:
         query_start_loc: int32 [R+1], beside the tokens; request r has the tokens from element r
             to element r+1. On a device it is live metadata, read by kernels alone.
         history: int32 or int64 [R, ngram_size-1] beside the tokens, the tokens before each
-            request's, oldest first, EOS where there are none; None: every request begins.
+            request's, oldest first, EOS where there are none; None: every request begins. That of
+            a request without tokens is never looked at.
         is_prefill: whether each request's tokens all lie inside its prompt: a bool for all or one
             for each [R]; None where the engine does not say.
         num_drafts: draft tokens among each request's: a count for all or one for each [R]; None

@@ -304,7 +304,7 @@ class Table(Closing):
                 query_start_loc[-1] are padding and give zero rows.
             query_start_loc: int32 [R+1] on the same device, from 0, never falling.
             history: int32 or int64 [R, ngram_size-1] on the same device, oldest first, missing
-                tokens EOS; None is all missing.
+                tokens EOS; None is all missing. That of a request without tokens is not read.
             out: result buffer as for `lookup`.
             dtype: as for `lookup`.
 

@@ -252,6 +252,33 @@ def test_a_forward_that_fails_leaves_nothing_under_way(early: Any, late: Any) ->
         assert_same(write(early, inputs, 6), write(late, inputs, 6))
 
 
+@pytest.mark.behaviour(22)
+@pytest.mark.parametrize(("place", "chunk"), [(0, 3), (4, 1), (7, 5), (19, 6), (7, 100)])
+def test_a_token_added_to_the_model_is_read_in_chunks_as_in_one_piece(
+    make_checkpoint: Any, place: int, chunk: int
+) -> None:
+    """Kind 4 and behaviour 22: in any chunk, and in the cache of a turn before."""
+    inputs = prompts(20, seed=14)
+    with load(make_checkpoint(**OPTIONS), placement="disk") as model:
+        vocab_size = model.config.get_text_config().vocab_size
+        model.resize_token_embeddings(vocab_size + 8, mean_resizing=False)
+        inputs["input_ids"][0, place] = vocab_size + 3
+        results = []
+        for size in (None, chunk):
+            cache = DynamicCache(config=model.config.get_text_config())
+            first = write(model, inputs, size, cache=cache)
+            more = {"input_ids": torch.cat([first.sequences, prompts(9)["input_ids"]], 1)}
+            results.append([first, write(model, more, size, cache=cache)])
+        for got, expected in zip(*results, strict=True):
+            assert torch.equal(got.sequences, expected.sequences)
+        counts = model.early_request_stats()["prompts"]
+        assert counts["a token outside the table's vocabulary"] >= 1
+        # What the second turn's chunks need of the first one's added token decides.
+        late = write(model, prompts(20, seed=15), chunk)
+        assert torch.equal(late.sequences, write(model, prompts(20, seed=15), None).sequences)
+        assert model.early_request_stats()["prompts"]["early"] >= 1
+
+
 @pytest.mark.behaviour(32)
 @pytest.mark.parametrize("position", range(0, 30, 5))
 def test_a_prompt_with_a_wrong_token_fails_alone(early: Any, late: Any, position: int) -> None:
@@ -259,6 +286,7 @@ def test_a_prompt_with_a_wrong_token_fails_alone(early: Any, late: Any, position
     inputs = prompts(30, seed=9)
     wrong = {name: tensor.clone() for name, tensor in inputs.items()}
     wrong["input_ids"][0, position] = 10**6
+    write(early, inputs, 6)
     for _ in range(3):
         with pytest.raises((TokenError, IndexError)):
             write(early, wrong, 6)

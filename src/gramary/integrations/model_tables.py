@@ -14,6 +14,7 @@ import torch
 
 from gramary.batch import Batch
 from gramary.errors import RowFetchError
+from gramary.integrations.prompt_chunks import has_token_outside
 from gramary.integrations.prompt_rows import PromptRows
 from gramary.offload import Connector
 from gramary.settings import Settings
@@ -116,7 +117,9 @@ class ModelTables:
                 yield
             return
         try:
-            with self._request(make_chunks()):
+            chunks = make_chunks()
+            reason = self._why_not_these(chunks)
+            with self._request(chunks) if reason is None else self.looked_up(reason):
                 yield
         finally:
             self._turn.release()
@@ -130,6 +133,15 @@ class ModelTables:
         if prompt is None or prompt.tables is not self.tables:
             return None
         return prompt.take(layer, row_ids, dtype)
+
+    def _why_not_these(self, chunks: list[Batch]) -> str | None:
+        """Returns why these chunks' rows are not requested early, in a few fixed words, or None."""
+        vocab_size = min(table.spec.vocab_size for table in self.tables)
+        # A model whose embeddings were resized takes more tokens than its tables were made for, and
+        # hashes them itself.
+        if any(has_token_outside(batch, vocab_size) for batch in chunks):
+            return "a token outside the table's vocabulary"
+        return None
 
     @contextlib.contextmanager
     def _request(self, chunks: list[Batch]) -> Iterator[None]:

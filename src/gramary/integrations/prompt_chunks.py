@@ -91,4 +91,12 @@ def chunks_of_prompts(
     return batches
 
 
-__all__ = ["chunks_of_generate", "chunks_of_prompts"]
+def has_token_outside(batch: Batch, vocab_size: int) -> bool:
+    """Returns whether a token of a host batch, or one before it, is no id below `vocab_size`."""
+    tensors = (batch.token_ids, batch.history)
+    given = [tensor for tensor in tensors if tensor is not None and tensor.numel()]
+    bounds = [torch.aminmax(tensor) for tensor in given]
+    return any(int(low) < 0 or int(high) >= vocab_size for low, high in bounds)
+
+
+__all__ = ["chunks_of_generate", "chunks_of_prompts", "has_token_outside"]
