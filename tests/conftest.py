@@ -8,10 +8,13 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
+from deprecations import raise_logged_deprecations
 from interpreter import use_interpreter
 
 # Triton decides when a kernel is defined whether it is interpreted, so before any is imported.
 use_interpreter()
+
+raise_logged_deprecations()
 
 # On a loaded machine a test may take any time; its bits are what counts.
 hypothesis.settings.register_profile("gramary", deadline=None)

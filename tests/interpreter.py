@@ -1,8 +1,9 @@
 """Triton's interpreter as the tests use it: kernels run on the CPU, where there is no GPU.
 
-Three of its habits differ from a GPU's and are mended here, so that kernels need not know of it:
+Four of its habits differ from a GPU's and are mended here, so that kernels need not know of it:
 it truncates where a cast to bfloat16 rounds, it computes on the bits of bfloat16 as if they were
-integers, and it spreads one truth value over a block as whatever was compared.
+integers, it spreads one truth value over a block as whatever was compared, and (before Triton 3.9)
+it multiplies signed integers as signed where `umulhi` takes their bits, and leaves them unsigned.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ def use_interpreter() -> None:
         return
     mend_bfloat16()
     mend_splat()
+    mend_umulhi()
     patch_language_once()
 
 
@@ -64,6 +66,23 @@ def mend_splat() -> None:
         return TensorHandle(np.full(ret_ty.shape, arg.data.item()), tl.int1)
 
     InterpreterBuilder.create_splat = create_splat
+
+
+def mend_umulhi() -> None:
+    """Takes the bits of signed integers for `umulhi`, and gives its result their type again."""
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    umulhi = InterpreterBuilder.create_umulhi
+
+    def unsigned(handle: Any) -> Any:
+        data = handle.data
+        return TensorHandle(data.view(f"u{data.dtype.itemsize}"), handle.dtype)
+
+    def create_umulhi(self: Any, lhs: Any, rhs: Any) -> Any:
+        product = umulhi(self, unsigned(lhs), unsigned(rhs)).data
+        return TensorHandle(product.view(lhs.data.dtype), lhs.dtype.scalar)
+
+    InterpreterBuilder.create_umulhi = create_umulhi
 
 
 def patch_language_once() -> None:
