@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from stories.engine import TINY, Engine, Oracle
+from small_engine import TINY, Engine
+from stories.oracle import Oracle, PatientEngine
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
@@ -65,7 +66,7 @@ def engine() -> Iterator[Callable[[str], Engine]]:
 
     def make(device: str) -> Engine:
         if device not in made:
-            made[device] = Engine(device)
+            made[device] = PatientEngine(device)
         return made[device]
 
     yield make

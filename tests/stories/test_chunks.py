@@ -6,7 +6,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stories.engine import Engine, Oracle
+from small_engine import Engine
+from stories.oracle import Oracle
 
 CUTS = st.lists(st.integers(1, 9), min_size=1, max_size=12)
 

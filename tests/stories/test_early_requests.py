@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from stories.engine import TINY, Engine, Oracle
+from small_engine import TINY
+from stories.oracle import Oracle, PatientEngine
 
 from gramary.integrations.transformers import load
 
@@ -24,7 +25,7 @@ def test_chunks_asked_for_one_ahead(
     prompt = prompts[0]
     starts = range(0, len(prompt), CHUNK)
     options = {"worker": worker, "prefill_early_request": early}
-    with Engine(device, placement="host=1MiB,disk", **options) as serving:
+    with PatientEngine(device, placement="host=1MiB,disk", **options) as serving:
         request, logits = serving.start(prompt), []
         sizes = [min(CHUNK, len(prompt) - start) for start in starts]
         tickets = [serving.ask([(request, sizes[0])])]

@@ -1,25 +1,13 @@
 """A request is forked: both share what came before, and then each goes its own way."""
 
-import copy
-import dataclasses
 from collections.abc import Callable
 
 import pytest
 import torch
-from stories.engine import Engine, Oracle, Request, greedy
+from small_engine import Engine
+from stories.oracle import Oracle, greedy
 
 from gramary.errors import SlotError
-
-
-def fork(serving: Engine, request: Request, position: int) -> Request:
-    """Returns a request that has the tokens before `position` and a window of its own."""
-    return dataclasses.replace(
-        request,
-        tokens=request.tokens[:position],
-        slot=serving.pool.fork(request.slot, position),
-        position=position,
-        caches=copy.copy(request.caches),
-    )
 
 
 @pytest.mark.behaviour(23)
@@ -33,8 +21,8 @@ def test_branches_share_their_past_and_nothing_else(
     serving, prompt = engine(device), prompts[2]
     trunk = serving.start(prompt)
     (logits,) = serving.step([(trunk, len(prompt))])
-    branches = [trunk, fork(serving, trunk, len(prompt))]
-    branches += [fork(serving, trunk, len(prompt) - back) for back in (1, 3)]
+    branches = [trunk, serving.fork(trunk, len(prompt))]
+    branches += [serving.fork(trunk, len(prompt) - back) for back in (1, 3)]
     # The trunk goes on greedily, the others with verses of their own.
     tails = [[greedy(logits[-1]), 7], prompts[0][:5], prompts[1][:4], prompts[1][4:7]]
     for branch, tail in zip(branches, tails, strict=True):
@@ -48,7 +36,7 @@ def test_branches_share_their_past_and_nothing_else(
         expected = oracle(device).logits(branch.tokens)[-len(tail) :]
         torch.testing.assert_close(torch.cat(parts), expected, rtol=1e-4, atol=1e-4)
     with pytest.raises(SlotError, match="position"):
-        fork(serving, trunk, 2)
+        serving.fork(trunk, 2)
     for branch in branches:
         serving.pool.release(branch.slot)
     serving.pool.check_integrity()

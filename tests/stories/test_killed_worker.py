@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from stories.engine import MAX_TOKENS, SETTINGS, Engine, Oracle, Request
+from small_engine import MAX_TOKENS, Engine, Request
+from stories.oracle import SETTINGS, Oracle, PatientEngine
 
 from gramary import Connector
 from gramary.errors import RowFetchError
@@ -25,7 +26,7 @@ def test_a_request_is_restarted_after_its_worker_was_killed(
     device: str, oracle: Callable[..., Oracle], prompts: list[list[int]]
 ) -> None:
     prompt = prompts[1]
-    with Engine(device, placement="host=1MiB,disk", worker="process") as serving:
+    with PatientEngine(device, placement="host=1MiB,disk", worker="process") as serving:
         request = serving.start(prompt)
         serving.step([(request, 5)])
         pid = serving.connector.service.process.pid

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from stories.engine import TINY, Oracle
+from small_engine import TINY
+from stories.oracle import Oracle
 
 from gramary import HashSpec, Settings, Table
 from gramary.codecs import Codec

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from stories.engine import TINY, Oracle
+from small_engine import TINY
+from stories.oracle import Oracle
 
 from gramary.cli import main
 from gramary.integrations.transformers import load, open_tables
