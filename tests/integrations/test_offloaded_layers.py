@@ -104,7 +104,7 @@ def test_a_layer_kept_off_the_gpu_computes_on_it(
     """Kind 3: its table is the GPU's, wherever its weights wait."""
     folder = make_checkpoint(**OPTIONS)
     oracle = transformers.Qwen4ExpForCausalLM.from_pretrained(folder).to("cuda")
-    device_map = {"": 0, "model.layers.0": place, "model.layers.1": place}
+    device_map = {"": 0, "model.layers.0.ple": place, "model.layers.1.ple": place}
     words = {"device_map": device_map, "offload_folder": str(tmp_path)}
     with load(folder, placement=placement, **words) as model, torch.no_grad():
         assert [table.device.type for table in model.tables] == ["cuda", "cuda"]

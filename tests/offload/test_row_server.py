@@ -251,7 +251,7 @@ def test_what_comes_to_the_socket_and_is_no_engine_harms_nobody(server: RowServe
     with make_table() as table:
         for message, descriptors in [
             (b"x" * 100, []), (channel.JOIN, []), (channel.JOIN, [null]), (channel.SPANS, []),
-            (channel.JOIN, [null] * 5), (channel.JOIN, [listed, null]), (channel.STOP, []),
+            (channel.JOIN, [null] * 5), (channel.JOIN, [listed.fileno(), null]), (channel.STOP, []),
             (b"", []),
         ]:  # fmt: skip
             connection, pid = channel.connect(server.address, 10)
@@ -263,7 +263,7 @@ def test_what_comes_to_the_socket_and_is_no_engine_harms_nobody(server: RowServe
                 assert answer[0].startswith(channel.REFUSE)
             connection.close()
         os.close(null)
-        os.close(listed)
+        listed.close()
         with Connector(
             table, max_tokens=16, worker="process", server=server.address, settings=SETTINGS
         ) as connector:
@@ -319,9 +319,9 @@ def test_a_description_that_does_not_fit_is_refused_and_harms_nobody(server: Row
             )
             connection, _ = channel.connect(server.address, 10)
             with connection:
-                socket.send_fds(connection, [channel.JOIN], [described, *descriptors])
+                socket.send_fds(connection, [channel.JOIN], [described.fileno(), *descriptors])
                 answer = channel.receive(connection, waits=True)
-            os.close(described)
+            described.close()
             assert answer is not None, (path, value)
             assert answer[0].startswith(channel.REFUSE), (path, value, answer)
             batch = make_batch(seed)
