@@ -8,11 +8,13 @@
 #include <cstring>
 #include <memory>
 
+#include "base/unlocked.hpp"
 #include "disk/disk_reader.hpp"
 #include "disk/pack_blocks.hpp"
 #include "disk/raw_reader.hpp"
 #include "disk/uring_trial.hpp"
 #include "disk/xxh64.hpp"
+#include "memory/hold_capsule.hpp"
 
 namespace nb = nanobind;
 
@@ -46,7 +48,7 @@ namespace {
 // A reader with the paths that its errors name.
 struct BoundReader {
     std::vector<std::string> paths;
-    std::unique_ptr<DiskReader> reader;
+    std::shared_ptr<DiskReader> reader;
 };
 
 template <class Record>
@@ -75,7 +77,7 @@ void open_reader(BoundReader* self, std::vector<std::string> paths, std::uintptr
                file_bytes, row_bytes);
     const BlockChecks checks{static_cast<std::uint32_t>(block_bytes), checksum_seed};
     try {
-        auto opened = std::make_unique<DiskReader>(
+        auto opened = std::make_shared<DiskReader>(
             std::move(map), std::move(files), checks,
             DiskOptions{reader, direct_io, num_threads, mmap_budget_bytes});
         new (self) BoundReader{std::move(paths), std::move(opened)};
@@ -103,7 +105,7 @@ void read_rows(BoundReader& self, std::uintptr_t row_ids, std::int64_t count, st
     }
     std::optional<ReadFailure> failure;
     {
-        nb::gil_scoped_release released;
+        Unlocked released;
         failure = self.reader->read({ids, static_cast<std::size_t>(count)},
                                     reinterpret_cast<std::uint8_t*>(out),
                                     {reinterpret_cast<const std::int64_t*>(places),
@@ -157,7 +159,7 @@ void bind_disk(nb::module_& m) {
         [](std::uintptr_t data, std::size_t size, std::uint64_t seed) {
             return xxh64(reinterpret_cast<const void*>(data), size, seed);
         },
-        nb::call_guard<nb::gil_scoped_release>());
+        nb::call_guard<Unlocked>());
     m.def("try_io_uring", [](const std::string& path) {
         const UringTrial trial = try_io_uring(path);
         return nb::make_tuple(trial.error, trial.told);
@@ -173,7 +175,7 @@ void bind_disk(nb::module_& m) {
             return read_blocks_raw(path, {reinterpret_cast<const std::int64_t*>(offsets), count},
                                    block_bytes, {num_threads, depth});
         },
-        nb::call_guard<nb::gil_scoped_release>());
+        nb::call_guard<Unlocked>());
     m.def(
         "read_rows_raw",
         [](const std::string& path, std::uintptr_t offsets, std::size_t count,
@@ -181,7 +183,7 @@ void bind_disk(nb::module_& m) {
             return read_rows_raw(path, {reinterpret_cast<const std::int64_t*>(offsets), count},
                                  row_bytes, reinterpret_cast<std::uint8_t*>(out));
         },
-        nb::call_guard<nb::gil_scoped_release>());
+        nb::call_guard<Unlocked>());
     m.def(
         "pack_blocks",
         [](std::int64_t row_bytes, std::int64_t rows_per_block, std::int64_t block_bytes,
@@ -191,7 +193,7 @@ void bind_disk(nb::module_& m) {
                         reinterpret_cast<const std::uint8_t*>(rows), num_rows, first_block,
                         reinterpret_cast<std::uint8_t*>(blocks));
         },
-        nb::call_guard<nb::gil_scoped_release>());
+        nb::call_guard<Unlocked>());
     m.def(
         "find_bad_block",
         [](std::int64_t block_bytes, std::uint64_t seed, std::uintptr_t blocks,
@@ -200,18 +202,19 @@ void bind_disk(nb::module_& m) {
                                   reinterpret_cast<const std::uint8_t*>(blocks), num_blocks,
                                   first_block);
         },
-        nb::call_guard<nb::gil_scoped_release>());
+        nb::call_guard<Unlocked>());
     nb::class_<BoundReader>(m, "DiskReader")
         .def("__init__", &open_reader)
         // Row i goes to row i, or to row places[i] where `places` is not 0.
         .def("read", &read_rows, nb::arg("row_ids"), nb::arg("count"), nb::arg("out"),
              nb::arg("places") = 0)
         .def("stats", &stats_of)
-        // For the row service, which reads without Python; the reader must outlive it.
+        // For the row service, which reads without Python and holds the reader meanwhile.
         .def("address",
              [](const BoundReader& self) {
                  return reinterpret_cast<std::uintptr_t>(self.reader.get());
              })
+        .def("hold", [](const BoundReader& self) { return capsule_of({self.reader}); })
         .def("backend_name", [](const BoundReader& self) { return self.reader->backend_name(); })
         .def("direct_alignment",
              [](const BoundReader& self) { return self.reader->files().direct_alignment(); })

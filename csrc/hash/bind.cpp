@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/unlocked.hpp"
 #include "hash/ngram_hasher.hpp"
 
 namespace nb = nanobind;
@@ -32,7 +33,7 @@ void bind_hash(nb::module_& m) {
     nb::class_<NgramHasher>(m, "NgramHasher")
         .def(nb::init<std::int64_t, std::int64_t, const std::vector<std::int64_t>&,
                       const std::vector<std::int64_t>&, const std::vector<std::int64_t>&>())
-        .def("ngram_ids", &ngram_ids, nb::call_guard<nb::gil_scoped_release>());
+        .def("ngram_ids", &ngram_ids, nb::call_guard<Unlocked>());
 }
 
 }  // namespace gramary

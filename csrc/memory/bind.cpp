@@ -6,6 +6,9 @@
 #include <memory>
 #include <system_error>
 
+#include "base/unlocked.hpp"
+#include "memory/file_mapping.hpp"
+#include "memory/hold_capsule.hpp"
 #include "memory/host_mapping.hpp"
 
 namespace nb = nanobind;
@@ -17,7 +20,7 @@ namespace {
 template <typename Work>
 auto run_unlocked(Work work) {
     try {
-        nb::gil_scoped_release unlocked;
+        Unlocked unlocked;
         return work();
     } catch (const std::system_error& error) {
         errno = error.code().value();
@@ -29,6 +32,19 @@ auto run_unlocked(Work work) {
 }  // namespace
 
 void bind_memory(nb::module_& m) {
+    m.def("keep_all_mappings", &Mapping::keep_all);
+    m.def("ignore_leaks", [] { nb::set_leak_warnings(false); });
+    nb::class_<FileMapping>(m, "FileMapping")
+        .def_static("create",
+                    [](int descriptor, std::size_t num_bytes, bool is_writable) {
+                        return run_unlocked([&] {
+                            return std::make_unique<FileMapping>(descriptor, num_bytes,
+                                                                 is_writable);
+                        });
+                    })
+        .def("hold", [](const FileMapping& self) { return capsule_of(self.hold()); })
+        .def_prop_ro("address", &FileMapping::address)
+        .def("close", &FileMapping::close, nb::call_guard<Unlocked>());
     nb::class_<HostMapping>(m, "HostMapping")
         .def_static(
             "create",
@@ -40,7 +56,8 @@ void bind_memory(nb::module_& m) {
                 });
             })
         .def("populate", [](HostMapping& self) { run_unlocked([&] { self.populate(); }); })
-        .def("close", &HostMapping::close, nb::call_guard<nb::gil_scoped_release>())
+        .def("hold", [](const HostMapping& self) { return capsule_of(self.hold()); })
+        .def("close", &HostMapping::close, nb::call_guard<Unlocked>())
         .def_prop_ro("address", &HostMapping::address)
         .def_prop_ro("mapped_bytes", &HostMapping::mapped_bytes)
         .def_prop_ro("page_bytes", &HostMapping::page_bytes)

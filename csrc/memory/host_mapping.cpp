@@ -1,5 +1,6 @@
 #include "memory/host_mapping.hpp"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -13,7 +14,7 @@
 #include "base/thread_pool.hpp"
 
 // Older headers lack these; the values are the kernel's ABI (linux/mman.h, linux/memfd.h,
-// linux/mempolicy.h).
+// linux/mempolicy.h, linux/fcntl.h).
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -22,6 +23,12 @@
 #endif
 #ifndef MFD_HUGETLB
 #define MFD_HUGETLB 4U
+#endif
+#ifndef F_ADD_SEALS
+#define F_ADD_SEALS 1033
+#define F_SEAL_SEAL 1
+#define F_SEAL_SHRINK 2
+#define F_SEAL_GROW 4
 #endif
 
 namespace gramary {
@@ -74,7 +81,7 @@ HostMapping::HostMapping(std::size_t num_bytes, Pages pages, std::size_t huge_pa
     : page_bytes_(static_cast<std::size_t>(sysconf(_SC_PAGESIZE))),
       huge_page_bytes_(huge_page_bytes),
       pages_(pages) {
-    unsigned flags = MFD_CLOEXEC;
+    unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
     if (pages == Pages::reserved) {
         page_bytes_ = huge_page_bytes;
         flags |= MFD_HUGETLB | static_cast<unsigned>(std::countr_zero(huge_page_bytes))
@@ -86,12 +93,15 @@ HostMapping::HostMapping(std::size_t num_bytes, Pages pages, std::size_t huge_pa
     try {
         if (ftruncate(descriptor_, static_cast<off_t>(mapped_bytes_)) != 0)
             fail(errno, "ftruncate");
+        // Where it is refused, the length is guarded by good manners; a worker asks for the seal.
+        static_cast<void>(
+            fcntl(descriptor_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL));
         map(pages == Pages::base ? page_bytes_ : huge_page_bytes);
     } catch (...) {
         close();
         throw;
     }
-    on_numa_node_ = prefer_node(data_, mapped_bytes_, numa_node);
+    on_numa_node_ = prefer_node(mapping_->data(), mapped_bytes_, numa_node);
     if (pages == Pages::reserved) huge_bytes_ = mapped_bytes_;
 }
 
@@ -113,13 +123,16 @@ void HostMapping::map(std::size_t alignment) {
         munmap(reserved, reserved_bytes);
         fail(error, "mmap");
     }
-    data_ = data;
+    mapping_ = std::make_shared<Mapping>(data, mapped_bytes_);
     if (data > begin) munmap(begin, static_cast<std::size_t>(data - begin));
     char* data_end = data + mapped_bytes_;
     if (end > data_end) munmap(data_end, static_cast<std::size_t>(end - data_end));
 }
 
 void HostMapping::populate() {
+    const std::shared_ptr<Mapping> held = mapping_;
+    if (held == nullptr) fail(EBADF, "populate");
+    char* const data = held->data();
     std::atomic<int> error{0};
     std::atomic<std::size_t> huge{0};
     const auto num_pieces =
@@ -130,13 +143,13 @@ void HostMapping::populate() {
             const std::size_t last = std::min(first + kPieceBytes, mapped_bytes_);
             std::size_t at = first;
             if (pages_ == Pages::transparent) {
-                while (at + huge_page_bytes_ <= last && collapse(data_ + at, huge_page_bytes_)) {
+                while (at + huge_page_bytes_ <= last && collapse(data + at, huge_page_bytes_)) {
                     at += huge_page_bytes_;
                 }
                 huge += at - first;
             }
             if (at == last) continue;
-            if (const int code = populate_base(data_ + at, last - at, page_bytes_)) error = code;
+            if (const int code = populate_base(data + at, last - at, page_bytes_)) error = code;
         }
     });
     if (pages_ == Pages::transparent) huge_bytes_ = huge;
@@ -144,9 +157,8 @@ void HostMapping::populate() {
 }
 
 void HostMapping::close() noexcept {
-    if (data_ != nullptr) munmap(data_, mapped_bytes_);
+    mapping_.reset();
     if (descriptor_ >= 0) ::close(descriptor_);
-    data_ = nullptr;
     descriptor_ = -1;
 }
 

@@ -1,14 +1,19 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+
+#include "memory/mapping.hpp"
 
 namespace gramary {
 
 // Zeroed shared memory of this process that other processes can map through its descriptor.
 //
 // Life: the constructor takes the descriptor and the address range (throwing std::system_error
-// and leaving nothing behind where it cannot), populate() takes the pages, the destructor gives
-// all of it back. Pages not populated are taken when they are first touched.
+// and leaving nothing behind where it cannot), populate() takes the pages, the destructor lets go
+// of all of it, as close() does; the pages go once nobody holds them. Pages not populated are taken
+// when they are first touched. Where the kernel can, the file is sealed: nobody makes it shorter
+// under a process that reads it.
 //
 // Huge pages come in two ways: from the machine's reserved pool (hugetlbfs; every page is one), or
 // by asking the kernel to put a huge page behind each aligned piece while populating (works
@@ -31,10 +36,15 @@ class HostMapping {
     // Throws std::system_error where the machine has no page left.
     void populate();
 
-    // Gives everything back early; a second call does nothing.
+    // Lets go early; a second call does nothing.
     void close() noexcept;
 
-    std::uintptr_t address() const noexcept { return reinterpret_cast<std::uintptr_t>(data_); }
+    // Keeps the pages beyond close().
+    Hold hold() const noexcept { return {mapping_}; }
+
+    std::uintptr_t address() const noexcept {
+        return mapping_ ? reinterpret_cast<std::uintptr_t>(mapping_->data()) : 0;
+    }
     std::size_t mapped_bytes() const noexcept { return mapped_bytes_; }
     std::size_t page_bytes() const noexcept { return page_bytes_; }
     // Bytes known to lie in huge pages.
@@ -47,7 +57,7 @@ class HostMapping {
     void map(std::size_t alignment);
 
     int descriptor_ = -1;
-    char* data_ = nullptr;
+    std::shared_ptr<Mapping> mapping_;
     std::size_t mapped_bytes_ = 0;
     std::size_t page_bytes_ = 0;
     std::size_t huge_page_bytes_ = 0;

@@ -9,6 +9,8 @@
 #include <thread>
 #include <tuple>
 
+#include "base/unlocked.hpp"
+#include "memory/hold_capsule.hpp"
 #include "offload/row_service.hpp"
 
 namespace nb = nanobind;
@@ -57,7 +59,9 @@ LayerStore store_from(const Words& numbers, const Words& multipliers, const Word
 using LayerArguments = std::tuple<Words, Words, Words, Words>;
 // Host slots, stream slots, inputs, and the sizes of a region.
 using Places = std::tuple<std::vector<Words>, std::vector<Words>, std::vector<Words>, Words>;
-using TenantArguments = std::tuple<std::uintptr_t, Places, std::vector<LayerArguments>>;
+// The region's address, its places, the layers, and what all that lies in.
+using TenantArguments =
+    std::tuple<std::uintptr_t, Places, std::vector<LayerArguments>, std::vector<nb::capsule>>;
 
 Region region_from(std::uintptr_t base, const Places& places) {
     const auto& [host_slots, stream_slots, inputs, sizes] = places;
@@ -66,7 +70,8 @@ Region region_from(std::uintptr_t base, const Places& places) {
                   slots_from(base, stream_slots),
                   {},
                   sizes.at(0),
-                  sizes.at(1)};
+                  sizes.at(1),
+                  sizes.at(2)};
     for (const Words& place : inputs) {
         region.inputs.push_back(
             {at<InputHeader>(base, place.at(0)), at<std::int64_t>(base, place.at(1)),
@@ -78,12 +83,14 @@ Region region_from(std::uintptr_t base, const Places& places) {
 void make_service(RowService* self, const std::vector<TenantArguments>& arguments,
                   const std::string& poll, int num_threads) {
     std::list<Tenant> tenants;
-    for (const auto& [base, places, layers] : arguments) {
+    for (const auto& [base, places, layers, holds] : arguments) {
         std::vector<LayerStore> stores;
         for (const auto& [numbers, multipliers, sizes, offsets] : layers) {
             stores.push_back(store_from(numbers, multipliers, sizes, offsets));
         }
-        tenants.emplace_back(region_from(base, places), std::move(stores));
+        std::vector<Hold> held;
+        for (const nb::capsule& capsule : holds) held.push_back(hold_of(capsule));
+        tenants.emplace_back(region_from(base, places), std::move(stores), std::move(held));
     }
     new (self) RowService(std::move(tenants), ServiceOptions{Waiter::kind_of(poll), num_threads});
 }
@@ -103,6 +110,19 @@ bool wait_word(std::uintptr_t address, double timeout_s) {
     const auto& flag = word<std::uint32_t>(address);
     Waiter waiter(Waiter::Kind::adaptive);
     while (!load_acquire(flag)) {
+        const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+        if (waited.count() > timeout_s) return false;
+        waiter.idle();
+    }
+    return true;
+}
+
+// Waits while a word has a value; false after the time-out.
+bool wait_while(std::uintptr_t address, std::uint64_t value, double timeout_s) {
+    const auto begin = std::chrono::steady_clock::now();
+    const auto& shared = word<std::uint64_t>(address);
+    Waiter waiter(Waiter::Kind::adaptive);
+    while (load_acquire(shared) == value) {
         const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
         if (waited.count() > timeout_s) return false;
         waiter.idle();
@@ -134,11 +154,14 @@ namespace gramary {
 
 void bind_offload(nb::module_& m) {
     using namespace offload;
-    using Released = nb::call_guard<nb::gil_scoped_release>;
+    using Released = nb::call_guard<Unlocked>;
     nb::class_<RowService>(m, "RowService")
         .def("__init__", &make_service)
         .def("start", &RowService::start, Released())
         .def("stop", &RowService::stop, Released())
+        .def("ask_to_leave", &RowService::ask_to_leave)
+        .def("has_left", &RowService::has_left)
+        .def("forget", &RowService::forget, Released())
         .def("trace", [](RowService& self, bool on) { self.trace().enable(on); })
         .def("take_spans", &spans_of)
         .def("hold", [](RowService& self, bool held) { self.script().hold(held); })
@@ -148,6 +171,7 @@ void bind_offload(nb::module_& m) {
                  self.script().set({min_delay_us, max_delay_us, fail_every, seed});
              });
     m.def("wait_word", &wait_word, Released());
+    m.def("wait_while", &wait_while, Released());
     m.def("time_answer", &time_answer, Released());
     m.def("load_u32", [](std::uintptr_t p) { return load_acquire(word<std::uint32_t>(p)); });
     m.def("load_u64", [](std::uintptr_t p) { return load_acquire(word<std::uint64_t>(p)); });
@@ -186,6 +210,7 @@ void bind_offload(nb::module_& m) {
     layout["input_num_tokens"] = offsetof(InputHeader, num_tokens);
     layout["input_num_requests"] = offsetof(InputHeader, num_requests);
     layout["input_has_history"] = offsetof(InputHeader, has_history);
+    layout["input_claim"] = offsetof(InputHeader, claim);
     layout["input_states"] = offsetof(InputHeader, states);
     layout["answer"] = sizeof(Answer);
     layout["answer_number"] = offsetof(Answer, number);

@@ -26,59 +26,43 @@ bool HostLane::is_free(const Slot& slot, std::uint64_t number) const noexcept {
 }
 
 void HostLane::answer(std::uint64_t number, Slot& slot, const Input& input) {
-    InputHeader& header = *input.header;
+    std::uint64_t& claim = input.header->claim;
+    // Taken back: it was given up before it was begun, and somebody may be writing there.
+    if (!swap_state(claim, state_of(number, Phase::requested), state_of(number, Phase::claimed))) {
+        return;
+    }
+    const auto wrong = guarded([&] { return take_inputs(input); });
+    store_release(claim, state_of(number, Phase::idle));
     slot.header->number = number;
-    slot.header->num_tokens = header.num_tokens;
+    slot.header->num_tokens = inputs_.num_tokens();
     for (std::size_t layer = 0; layer < tenant_.stores.size(); ++layer) {
-        // Given up before it was begun: there is nothing to answer.
-        if (load_acquire(header.states[layer]) != state_of(number, Phase::requested)) continue;
-        const LayerStore& store = tenant_.stores[layer];
-        std::int64_t* const ids = slot.layers[layer].ids;
-        const auto count = static_cast<std::size_t>(header.num_tokens * store.num_heads());
-        const std::int64_t begin_ns = TraceLog::now_ns();
-        std::optional<StoreFailure> failure = store.hash(batch_for(store, input), ids, pool_);
-        if (!failure) failure = gather(slot, layer, number, {ids, count});
-        scribe_.gathered(store, number, static_cast<std::int64_t>(count), begin_ns);
-        scribe_.publish(slot, layer, number, header.states[layer], failure);
+        const LaneWork::Task task{slot, layer, number, input.header->states[layer]};
+        if (!work_.is_wanted(task)) continue;
+        if (wrong) {
+            work_.refuse(task, *wrong);
+        } else {
+            answer_layer(task);
+        }
     }
 }
 
-FlatBatch HostLane::batch_for(const LayerStore& store, const Input& input) {
-    const InputHeader& header = *input.header;
-    FlatBatch batch{{input.tokens, true},
-                    header.num_tokens,
-                    input.starts,
-                    header.num_requests,
-                    {nullptr, true}};
-    const std::int64_t widest = tenant_.region.history_length, width = store.history_length();
-    if (!header.has_history) return batch;
-    batch.history.data = input.history;
-    if (width == widest) return batch;
-    history_.clear();
-    for (std::int64_t r = 1; r <= header.num_requests; ++r) {
-        const std::int64_t* end = input.history + r * widest;
-        history_.insert(history_.end(), end - width, end);
-    }
-    batch.history.data = history_.data();
-    return batch;
+std::optional<StoreFailure> HostLane::take_inputs(const Input& input) {
+    if (inputs_.take(tenant_.region, input)) return std::nullopt;
+    return StoreFailure{Failure::inputs};
 }
 
-std::optional<StoreFailure> HostLane::gather(const Slot& slot, std::size_t layer,
-                                             std::uint64_t number,
-                                             std::span<const std::int64_t> ids) {
-    const LayerStore& store = tenant_.stores[layer];
-    std::uint8_t* const rows = slot.layers[layer].rows;
-    // Disk rows are read for the whole batch at once: each block once, the queue full.
-    if (store.has_disk_rows()) return store.gather(ids, rows, pool_, scratch_);
-    for (std::size_t part = 0; part < kParts; ++part) {
-        const std::size_t begin = ids.size() * part / kParts;
-        const std::size_t end = ids.size() * (part + 1) / kParts;
-        std::uint8_t* const out = rows + static_cast<std::int64_t>(begin) * store.row_bytes();
-        const auto failure = store.gather(ids.subspan(begin, end - begin), out, pool_, scratch_);
-        if (failure) return failure;
-        scribe_.progressed(slot, layer, number, part + 1);
+void HostLane::answer_layer(const LaneWork::Task& task) {
+    const LayerStore& store = tenant_.stores[task.layer];
+    std::int64_t* const ids = task.slot.layers[task.layer].ids;
+    const std::int64_t begin_ns = TraceLog::now_ns();
+    const auto failure =
+        guarded([&] { return store.hash(inputs_.batch(store.history_length()), ids, pool_); });
+    if (failure) {
+        scribe_.gathered(store, task.number, begin_ns);
+        work_.refuse(task, *failure);
+        return;
     }
-    return std::nullopt;
+    work_.gather_and_answer(task, inputs_.num_tokens() * store.num_heads(), true, begin_ns);
 }
 
 }  // namespace gramary::offload

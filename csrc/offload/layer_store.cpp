@@ -1,6 +1,7 @@
 #include "offload/layer_store.hpp"
 
 #include <algorithm>
+#include <atomic>
 
 #include "base/first_index.hpp"
 #include "rows/row_places.hpp"
@@ -30,25 +31,39 @@ std::optional<StoreFailure> LayerStore::hash(const FlatBatch& batch, std::int64_
     return StoreFailure{Failure::token, fault.kind, -1, fault.index};
 }
 
-std::optional<StoreFailure> LayerStore::gather(std::span<const std::int64_t> ids, std::uint8_t* out,
-                                               Pool& pool, GatherScratch& scratch) const {
-    const auto count = static_cast<std::int64_t>(ids.size());
-    std::int64_t num_on_disk = 0;
-    if (has_disk_rows()) {
-        if (scratch.ids.size() < ids.size()) {
-            scratch.ids.resize(ids.size());
-            scratch.places.resize(ids.size());
-        }
-        num_on_disk =
-            find_places(ids.data(), count, disk_.first_row, disk_.first_row + disk_.num_rows,
-                        scratch.places.data(), scratch.ids.data());
+std::optional<StoreFailure> LayerStore::gather(std::span<const std::int64_t> written,
+                                               std::uint8_t* out, Pool& pool,
+                                               GatherScratch& scratch,
+                                               GatheredRows& gathered) const {
+    if (has_disk_rows()) return read_mixed(written, out, pool, scratch, gathered);
+    const std::int64_t wrong = copy_written(written, out, pool, gathered);
+    if (wrong < 0) return std::nullopt;
+    return StoreFailure{Failure::row_id, 0, -1, wrong};
+}
+
+std::optional<StoreFailure> LayerStore::read_mixed(std::span<const std::int64_t> written,
+                                                   std::uint8_t* out, Pool& pool,
+                                                   GatherScratch& scratch,
+                                                   GatheredRows& gathered) const {
+    scratch.make_room(written.size());
+    const auto count = static_cast<std::int64_t>(written.size());
+    const std::int64_t* const ids = scratch.taken.data();
+    copy_out(written.data(), written.size(), scratch.taken.data());
+    const std::int64_t wrong = first_wrong_row_id(ids, count, num_table_rows_);
+    if (wrong >= 0) return StoreFailure{Failure::row_id, 0, -1, wrong};
+    gathered.from_disk = find_places(ids, count, disk_.first_row, disk_.first_row + disk_.num_rows,
+                                     scratch.places.data(), scratch.ids.data());
+    if (gathered.from_disk < count) {
+        gathered.from_host = count_host_rows(ids, count);
+        lookup_rows(*bytes_, host_, kAnyRowId, ids, count, Output::encoded, out, pool, is_sent_on_);
     }
-    if (num_on_disk < count) {
-        lookup_rows(*bytes_, host_, kAnyRowId, ids.data(), count, Output::encoded, out, pool,
-                    is_sent_on_);
-    }
-    if (num_on_disk == 0) return std::nullopt;
-    const auto size = static_cast<std::size_t>(num_on_disk);
+    if (gathered.from_disk == 0) return std::nullopt;
+    return read_disk(gathered.from_disk, out, scratch);
+}
+
+std::optional<StoreFailure> LayerStore::read_disk(std::int64_t count, std::uint8_t* out,
+                                                  GatherScratch& scratch) const {
+    const auto size = static_cast<std::size_t>(count);
     const auto failure = disk_.reader->read(std::span(scratch.ids).first(size), out,
                                             std::span(scratch.places).first(size));
     if (!failure) return std::nullopt;
@@ -58,53 +73,55 @@ std::optional<StoreFailure> LayerStore::gather(std::span<const std::int64_t> ids
                         offset_of(failure->address)};
 }
 
-std::optional<StoreFailure> LayerStore::gather_written(std::span<const std::int64_t> written,
-                                                       std::uint8_t* out, Pool& pool,
-                                                       GatherScratch& scratch) const {
-    std::int64_t wrong = -1;
-    if (has_disk_rows()) {
-        scratch.taken.assign(written.begin(), written.end());
-        wrong = first_wrong_row_id(
-            scratch.taken.data(), static_cast<std::int64_t>(scratch.taken.size()), num_table_rows_);
-        if (wrong < 0) return gather(scratch.taken, out, pool, scratch);
-    } else {
-        wrong = copy_written(written, out, pool);
-    }
-    if (wrong < 0) return std::nullopt;
-    return StoreFailure{Failure::row_id, 0, -1, wrong};
-}
-
 std::int64_t LayerStore::copy_written(std::span<const std::int64_t> written, std::uint8_t* out,
-                                      Pool& pool) const {
+                                      Pool& pool, GatheredRows& gathered) const {
     // In one cache line, and named by one pointer: see HotPool::Job.
     struct alignas(64) Copy {
         const LayerStore& store;
         const std::int64_t* written;
         std::uint8_t* out;
         FirstIndex first_wrong;
-    } copy{*this, written.data(), out, {}};
+        std::atomic<std::int64_t> num_from_host;
+    } copy{*this, written.data(), out, {}, 0};
     pool.parallel_for(static_cast<std::int64_t>(written.size()), kGrainRows,
                       [&copy](std::int64_t begin, std::int64_t end) {
-                          const std::int64_t wrong =
-                              copy.store.copy_piece(copy.written, begin, end, copy.out);
+                          std::int64_t num_from_host = 0;
+                          const std::int64_t wrong = copy.store.copy_piece(copy.written, begin, end,
+                                                                           copy.out, num_from_host);
                           if (wrong >= 0) copy.first_wrong.note(wrong);
+                          copy.num_from_host.fetch_add(num_from_host, std::memory_order_relaxed);
                       });
+    gathered.from_host = copy.num_from_host.load(std::memory_order_relaxed);
     return copy.first_wrong.get();
 }
 
 std::int64_t LayerStore::copy_piece(const std::int64_t* written, std::int64_t begin,
-                                    std::int64_t end, std::uint8_t* out) const {
+                                    std::int64_t end, std::uint8_t* out,
+                                    std::int64_t& num_from_host) const {
     std::int64_t ids[kGrainRows];
     SerialPool serial;
     for (std::int64_t first = begin; first < end; first += kGrainRows) {
         const std::int64_t count = std::min(kGrainRows, end - first);
-        std::copy_n(written + first, count, ids);
+        copy_out(written + first, static_cast<std::size_t>(count), ids);
         const std::int64_t wrong =
             lookup_rows(*bytes_, host_, num_table_rows_, ids, count, Output::encoded,
                         out + first * row_bytes_, serial, is_sent_on_);
         if (wrong >= 0) return first + wrong;
+        num_from_host += count_host_rows(ids, count);
     }
     return -1;
+}
+
+std::int64_t LayerStore::count_host_rows(const std::int64_t* ids,
+                                         std::int64_t count) const noexcept {
+    const auto first_row = static_cast<std::uint64_t>(host_.first_row);
+    const auto num_rows = static_cast<std::uint64_t>(host_.num_rows);
+    std::int64_t found = 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+        found +=
+            static_cast<std::int64_t>(static_cast<std::uint64_t>(ids[i]) - first_row < num_rows);
+    }
+    return found;
 }
 
 }  // namespace gramary::offload

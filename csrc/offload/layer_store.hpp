@@ -22,11 +22,22 @@ struct StoreFailure {
     std::int64_t offset = 0;
 };
 
+// Where the rows of a gather came from.
+struct GatheredRows {
+    std::int64_t from_host = 0;
+    std::int64_t from_disk = 0;
+};
+
 // Memory of one caller's gathers, kept from one to the next.
 struct GatherScratch {
     std::vector<std::int64_t> taken;   // ids that others wrote
     std::vector<std::int64_t> places;  // of disk rows
     std::vector<std::int64_t> ids;     // of disk rows
+
+    void make_room(std::size_t count) {
+        if (ids.size() >= count) return;
+        for (auto* numbers : {&taken, &places, &ids}) numbers->resize(count);
+    }
 };
 
 // The rows of one layer's table that the service can reach: a host extent, a disk extent.
@@ -53,23 +64,26 @@ class LayerStore {
     // Ids of a batch; a wrong token or history token is a failure whose offset is its index.
     std::optional<StoreFailure> hash(const FlatBatch& batch, std::int64_t* ids, Pool& pool) const;
 
-    // Writes row i to out + i * row_bytes. Disk rows of one call are read together, each distinct
-    // block once.
-    std::optional<StoreFailure> gather(std::span<const std::int64_t> ids, std::uint8_t* out,
-                                       Pool& pool, GatherScratch& scratch) const;
-
-    // The same for ids that somebody else wrote, and may write anew meanwhile: they are taken out
-    // before they are looked at, and the first out of the table is a failure.
-    std::optional<StoreFailure> gather_written(std::span<const std::int64_t> written,
-                                               std::uint8_t* out, Pool& pool,
-                                               GatherScratch& scratch) const;
+    // Writes row i to out + i * row_bytes. Somebody else wrote the ids, and may write anew
+    // meanwhile: they are taken out before they are looked at, and the first out of the table is a
+    // failure. Disk rows of one call are read together, each distinct block once.
+    std::optional<StoreFailure> gather(std::span<const std::int64_t> written, std::uint8_t* out,
+                                       Pool& pool, GatherScratch& scratch,
+                                       GatheredRows& gathered) const;
 
  private:
-    // Takes ids out piece by piece, where all rows are in memory; gives the first wrong index.
-    std::int64_t copy_written(std::span<const std::int64_t> written, std::uint8_t* out,
-                              Pool& pool) const;
+    // Where some rows are on disk. Ids are taken out all at once, and checked.
+    std::optional<StoreFailure> read_mixed(std::span<const std::int64_t> written, std::uint8_t* out,
+                                           Pool& pool, GatherScratch& scratch,
+                                           GatheredRows& gathered) const;
+    std::optional<StoreFailure> read_disk(std::int64_t count, std::uint8_t* out,
+                                          GatherScratch& scratch) const;
+    // Where all rows are in memory. Takes ids out piece by piece; gives the first wrong index.
+    std::int64_t copy_written(std::span<const std::int64_t> written, std::uint8_t* out, Pool& pool,
+                              GatheredRows& gathered) const;
     std::int64_t copy_piece(const std::int64_t* written, std::int64_t begin, std::int64_t end,
-                            std::uint8_t* out) const;
+                            std::uint8_t* out, std::int64_t& num_from_host) const;
+    std::int64_t count_host_rows(const std::int64_t* ids, std::int64_t count) const noexcept;
 
     NgramHasher hasher_;
     std::int64_t num_table_rows_;

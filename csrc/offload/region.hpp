@@ -34,6 +34,7 @@ struct Region {
     std::vector<Slot> stream_slots;
     std::vector<Input> inputs;
     std::int64_t max_tokens;
+    std::int64_t max_requests;
     std::int64_t history_length;  // columns of an input's history
 
     Slot& host_slot(std::uint64_t number) { return host_slots[(number - 1) % host_slots.size()]; }

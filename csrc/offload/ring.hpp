@@ -2,6 +2,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 namespace gramary::offload {
 
@@ -9,13 +10,18 @@ namespace gramary::offload {
 //
 // The engine's host code, its GPU and the service meet here and nowhere else, in one process or
 // in several. Every field has one writer; a cache line is never written from two sides, but for
-// the state word, which is settled by compare-and-swap.
+// the words that are settled by compare-and-swap.
+//
+// Whoever reads here reads what another process may write at any time. Each side takes a count, a
+// number or an id out once, checks what it took and uses only that; what it must remember it keeps
+// in memory of its own. Rows are bytes, whatever they say.
 //
 // One request's life, per layer:
-//   requester   writes inputs or ids, then state = requested(n), then the number: the slot's own
-//               (stream lane) or host_number. The number is the doorbell; whoever reads it finds
-//               its request complete
-//   service     waits until the slot's previous request was released, writes the rows, raising
+//   requester   writes inputs or ids, then state = requested(n) (host lane: then claim, likewise),
+//               then the number: the slot's own (stream lane) or host_number. The number is the
+//               doorbell; whoever reads it finds its request complete
+//   service     waits until the slot's previous request was released, takes a copy of the inputs
+//               (host lane), for as long as claim = claimed(n), writes the rows, raising
 //               (host lane) `progress` as it goes, then the answer, then state: requested(n) ->
 //               published(n) or failed(n), then ready
 //   watchdog    gives up by state: requested(n) -> abandoned(n), then ready, likewise only once
@@ -28,12 +34,15 @@ namespace gramary::offload {
 // the request's number and only grows: what is left of an older request, or comes late, never
 // passes for a newer one's. The service answers a slot's requests in order, so a late writer never
 // overwrites rows of a newer request.
+// An entry of inputs is free once both sides have let it go: the engine when the request's slot is
+// released, the service when it has its copy. One that the service has not begun with the engine
+// takes back: claim goes from requested(n) to abandoned(n), and the service passes it over.
 //
 // The structures here are mirrored in src/gramary/offload/ring.py, which alone decides where each
 // lies in the region; a test compares the two.
 
 inline constexpr std::uint64_t kMagic = 0x474E495259524D47;  // "GMRYRING", little endian
-inline constexpr std::uint32_t kVersion = 2;
+inline constexpr std::uint32_t kVersion = 3;
 inline constexpr std::size_t kLine = 64;
 
 enum class Phase : std::uint64_t {
@@ -42,6 +51,7 @@ enum class Phase : std::uint64_t {
     published = 2,
     failed = 3,
     abandoned = 4,
+    claimed = 5,  // of inputs: the service copies them
 };
 
 constexpr std::uint64_t state_of(std::uint64_t number, Phase phase) noexcept {
@@ -73,7 +83,7 @@ struct alignas(kLine) RegionHeader {
     alignas(kLine) std::uint32_t service_state;
     std::uint32_t service_pid;
     // Written by the service: running totals.
-    alignas(kLine) std::int64_t counters[8];
+    alignas(kLine) std::int64_t counters[16];
 };
 
 // What the counters count.
@@ -85,9 +95,21 @@ enum class Counter : std::size_t {
     late_answers,
     waiting_ns,  // for the release of a slot whose next request was there
     gathering_ns,
+    host_rows,  // that came from memory
+    host_bytes,
+    disk_rows,  // that were asked of files
+    disk_bytes,
+    dropped_spans,
 };
 
-enum class Failure : std::int32_t { none = 0, read = 1, checksum = 2, token = 3, row_id = 4 };
+enum class Failure : std::int32_t {
+    none = 0,
+    read = 1,
+    checksum = 2,
+    token = 3,
+    row_id = 4,
+    inputs = 5,  // that do not fit the region
+};
 
 // One layer's answer in a slot, written by the service.
 struct alignas(kLine) Answer {
@@ -120,15 +142,17 @@ struct alignas(kLine) InputHeader {
     std::int64_t num_tokens;
     std::int64_t num_requests;
     std::int64_t has_history;
+    // Settled by swap: whose the inputs are.
+    alignas(kLine) std::uint64_t claim;
     // Settled by swap, a layer each.
     alignas(kLine) std::uint64_t states[kMaxLayers];
 };
 
-static_assert(sizeof(RegionHeader) == 4 * kLine);
+static_assert(sizeof(RegionHeader) == 5 * kLine);
 static_assert(offsetof(RegionHeader, host_number) == kLine);
 static_assert(offsetof(RegionHeader, service_state) == 2 * kLine);
 static_assert(sizeof(Answer) == 2 * kLine && offsetof(Answer, ready) == kLine);
-static_assert(sizeof(SlotHeader) == 4 * kLine && sizeof(InputHeader) == 2 * kLine);
+static_assert(sizeof(SlotHeader) == 4 * kLine && sizeof(InputHeader) == 3 * kLine);
 
 // Words of the shared memory, with the order that the protocol needs.
 template <class T>
@@ -149,6 +173,13 @@ inline void raise_to(std::uint32_t& word, std::uint32_t value) noexcept {
     while (static_cast<std::int32_t>(value - seen) > 0 &&
            !shared.compare_exchange_weak(seen, value, std::memory_order_acq_rel)) {
     }
+}
+// Takes elements out of the shared memory; from here on only the copy is looked at.
+template <class T>
+void copy_out(const T* shared, std::size_t count, T* own) noexcept {
+    std::memcpy(own, shared, count * sizeof(T));
+    // The compiler must not read the original again in the copy's place.
+    std::atomic_signal_fence(std::memory_order_seq_cst);
 }
 inline bool swap_state(std::uint64_t& state, std::uint64_t from, std::uint64_t to) noexcept {
     return std::atomic_ref<std::uint64_t>(state).compare_exchange_strong(from, to,

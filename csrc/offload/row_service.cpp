@@ -2,6 +2,9 @@
 
 #include <unistd.h>
 
+#include <iterator>
+#include <stdexcept>
+
 namespace gramary::offload {
 
 RowService::RowService(std::list<Tenant> tenants, const ServiceOptions& options)
@@ -43,12 +46,24 @@ void RowService::start() {
 }
 
 void RowService::stop() {
-    // Once stopped, the regions may be gone; in a forked child they are the parent's.
-    if (!hosts_.joinable() || getpid() != owner_pid_) return;
-    for (Tenant& tenant : tenants_) tenant.ask_to_stop();
+    // In a forked child there are no threads to wait for, and the lock may be held for ever.
+    if (getpid() != owner_pid_) return;
+    std::lock_guard turn(stopping_);
+    if (!hosts_.joinable()) return;
+    for (Tenant& tenant : tenants_) tenant.ask_to_leave();
     hosts_.join();
     streams_.join();
     pool_->stop();
+}
+
+Tenant& RowService::tenant_at(std::size_t index) {
+    if (index >= tenants_.size()) throw std::out_of_range("tenant");
+    return *std::next(tenants_.begin(), static_cast<std::ptrdiff_t>(index));
+}
+
+void RowService::forget(std::size_t tenant) {
+    if (!has_left(tenant)) throw std::logic_error("a tenant that is served is not forgotten");
+    tenant_at(tenant).forget();
 }
 
 template <class Lane>

@@ -2,6 +2,7 @@
 #include <atomic>
 #include <list>
 #include <memory>
+#include <mutex>
 #include <thread>
 
 #include "offload/host_lane.hpp"
@@ -23,9 +24,9 @@ struct ServiceOptions {
 //
 // Each lane has a thread, so that neither waits for the other, and both share one pool, whose
 // workers leave a host-lane gather for a stream's. Nothing on the path of a request touches Python
-// or CUDA. Life: construct, then start() and stop(); the regions, the stores and what they point to
-// outlive it. A tenant that says stop is left; the service ends with its last. A forked child has
-// no threads of it and leaves it alone.
+// or CUDA. Life: construct, then start() and stop(). What a tenant's threads read is held until the
+// service is gone, or the tenant has left and is forgotten; the service ends with its last tenant.
+// A forked child has no threads of it and leaves it alone.
 class RowService {
  public:
     RowService(std::list<Tenant> tenants, const ServiceOptions& options);
@@ -35,8 +36,15 @@ class RowService {
     // where no thread can be had.
     void start();
     // Asks every tenant's lanes to end and waits until they have; requests in flight stay
-    // unanswered.
+    // unanswered. From any thread.
     void stop();
+
+    // One tenant, by its number in the constructor's list; of a service that was started. Asked to
+    // leave, it has left a moment later: nothing of its memory is touched then, and it may be
+    // forgotten.
+    void ask_to_leave(std::size_t tenant) { tenant_at(tenant).ask_to_leave(); }
+    bool has_left(std::size_t tenant) { return tenant_at(tenant).has_left(); }
+    void forget(std::size_t tenant);
 
     ServiceScript& script() noexcept { return script_; }
     TraceLog& trace() noexcept { return trace_; }
@@ -45,6 +53,7 @@ class RowService {
     // How long the host lane's thread spins: its requests come a forward ahead.
     static constexpr std::chrono::microseconds kHostSpin{200};
 
+    Tenant& tenant_at(std::size_t index);
     template <class Lane>
     void serve(std::list<Lane>& lanes, std::chrono::microseconds spin);
 
@@ -56,6 +65,7 @@ class RowService {
     std::list<StreamLane> stream_lanes_;
     std::list<HostLane> host_lanes_;
     std::atomic<bool> is_ending_{false};
+    std::mutex stopping_;
     std::thread streams_;
     std::thread hosts_;
     int owner_pid_;

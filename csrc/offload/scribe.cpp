@@ -2,11 +2,22 @@
 
 namespace gramary::offload {
 
-void Scribe::gathered(const LayerStore& store, std::uint64_t number, std::int64_t num_rows,
-                      std::int64_t begin_ns) {
+void Scribe::count_rows(const LayerStore& store, std::int64_t num_rows,
+                        const GatheredRows& gathered) noexcept {
+    count(Counter::rows, num_rows);
+    if (gathered.from_host > 0) {
+        count(Counter::host_rows, gathered.from_host);
+        count(Counter::host_bytes, gathered.from_host * store.row_bytes());
+    }
+    if (gathered.from_disk > 0) {
+        count(Counter::disk_rows, gathered.from_disk);
+        count(Counter::disk_bytes, gathered.from_disk * store.row_bytes());
+    }
+}
+
+void Scribe::gathered(const LayerStore& store, std::uint64_t number, std::int64_t begin_ns) {
     const std::int64_t end_ns = TraceLog::now_ns();
     count(Counter::gathering_ns, end_ns - begin_ns);
-    count(Counter::rows, num_rows);
     keep(store.has_disk_rows() ? TraceLog::Kind::read_disk : TraceLog::Kind::gather, number,
          begin_ns, end_ns);
 }
@@ -19,7 +30,7 @@ void Scribe::waited(std::uint64_t number, std::int64_t begin_ns) {
 
 void Scribe::publish(const Slot& slot, std::size_t layer, std::uint64_t number,
                      std::uint64_t& state, const std::optional<StoreFailure>& failure) {
-    const auto scripted = script_.suffer(tenant_.region.header->stop);
+    const auto scripted = script_.suffer(tenant_);
     const auto& outcome = failure ? failure : scripted;
     const std::int64_t begin_ns = trace_.enabled() ? TraceLog::now_ns() : 0;
     Answer& answer = *slot.layers[layer].answer;

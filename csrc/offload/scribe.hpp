@@ -18,9 +18,12 @@ class Scribe {
         add(tenant_.region.header->counters[static_cast<std::size_t>(counter)], amount);
     }
 
-    // Counts rows that were gathered from begin_ns until now, and keeps the span.
-    void gathered(const LayerStore& store, std::uint64_t number, std::int64_t num_rows,
-                  std::int64_t begin_ns);
+    // Counts rows of a layer, and where they came from.
+    void count_rows(const LayerStore& store, std::int64_t num_rows,
+                    const GatheredRows& gathered) noexcept;
+
+    // Counts the time from begin_ns until now, in which a layer was gathered, and keeps the span.
+    void gathered(const LayerStore& store, std::uint64_t number, std::int64_t begin_ns);
 
     // Counts the time from begin_ns until now, in which a request's slot was not free.
     void waited(std::uint64_t number, std::int64_t begin_ns);
@@ -38,7 +41,9 @@ class Scribe {
  private:
     void keep(TraceLog::Kind kind, std::uint64_t number, std::int64_t begin_ns,
               std::int64_t end_ns) {
-        trace_.add({kind, is_stream_ ? 1 : 0, number, begin_ns, end_ns});
+        if (!trace_.add({kind, is_stream_ ? 1 : 0, number, begin_ns, end_ns})) {
+            count(Counter::dropped_spans, 1);
+        }
     }
 
     Tenant& tenant_;

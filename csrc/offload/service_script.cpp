@@ -14,8 +14,8 @@ void ServiceScript::set(const Rules& rules) {
     active_.store(rules.max_delay_us > 0 || rules.fail_every > 0);
 }
 
-std::optional<StoreFailure> ServiceScript::suffer(const std::uint32_t& stop) {
-    while (held_.load() && !load_acquire(stop)) {
+std::optional<StoreFailure> ServiceScript::suffer(const Tenant& tenant) {
+    while (held_.load() && !tenant.is_stopping()) {
         std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
     if (!active_.load(std::memory_order_relaxed)) return std::nullopt;

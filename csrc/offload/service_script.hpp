@@ -6,6 +6,7 @@
 #include <random>
 
 #include "offload/layer_store.hpp"
+#include "offload/tenant.hpp"
 
 namespace gramary::offload {
 
@@ -22,11 +23,11 @@ class ServiceScript {
     };
 
     void set(const Rules& rules);
-    // Held, the service keeps every answer back until it is let go or its region says stop.
+    // Held, the service keeps every answer back until it is let go or its tenant is to leave.
     void hold(bool held) noexcept { held_.store(held); }
 
     // Called before a layer's answer; sleeps, waits, and may give a failure.
-    std::optional<StoreFailure> suffer(const std::uint32_t& stop);
+    std::optional<StoreFailure> suffer(const Tenant& tenant);
 
  private:
     std::atomic<bool> active_{false};

@@ -1,7 +1,9 @@
 #pragma once
 #include <cstdint>
+#include <vector>
 
 #include "base/pool.hpp"
+#include "offload/lane_work.hpp"
 #include "offload/scribe.hpp"
 #include "offload/tenant.hpp"
 
@@ -14,7 +16,12 @@ namespace gramary::offload {
 class StreamLane {
  public:
     StreamLane(Tenant& tenant, Pool& pool, const Scribe& scribe)
-        : tenant_(tenant), pool_(pool), scribe_(scribe) {}
+        : tenant_(tenant),
+          scribe_(scribe),
+          work_(tenant, pool, scribe_),
+          answered_(tenant.region.stream_slots.size(), 0) {}
+    StreamLane(const StreamLane&) = delete;
+    StreamLane& operator=(const StreamLane&) = delete;
 
     Tenant& tenant() noexcept { return tenant_; }
     // Answers what was asked for; false when there is nothing.
@@ -24,9 +31,9 @@ class StreamLane {
     void answer(Slot& slot, std::uint64_t number);
 
     Tenant& tenant_;
-    Pool& pool_;
     Scribe scribe_;
-    GatherScratch scratch_;
+    LaneWork work_;
+    std::vector<std::uint64_t> answered_;  // the newest request of each slot
 };
 
 }  // namespace gramary::offload

@@ -31,10 +31,13 @@ class TraceLog {
     void enable(bool enabled) noexcept { enabled_.store(enabled); }
     bool enabled() const noexcept { return enabled_.load(std::memory_order_relaxed); }
 
-    void add(const Span& span) {
-        if (!enabled()) return;
+    // False where the span was dropped: nobody took those before it.
+    bool add(const Span& span) {
+        if (!enabled()) return true;
         std::lock_guard lock(mutex_);
-        if (spans_.size() < kMaxSpans) spans_.push_back(span);
+        if (spans_.size() == kMaxSpans) return false;
+        spans_.push_back(span);
+        return true;
     }
     std::vector<Span> take() {
         std::lock_guard lock(mutex_);

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "base/unlocked.hpp"
 #include "rows/recode.hpp"
 #include "rows/row_codec.hpp"
 #include "rows/row_lookup.hpp"
@@ -52,7 +53,7 @@ nb::tuple recode(const RowCodec& source, const RowCodec& target, std::uintptr_t 
                  std::int64_t count, std::uintptr_t out) {
     RecodeReport report;
     {
-        nb::gil_scoped_release released;
+        Unlocked released;
         report = recode_rows(source.format(), target.format(), at<const std::uint8_t>(rows), count,
                              at<std::uint8_t>(out));
     }
@@ -63,7 +64,7 @@ nb::tuple recode(const RowCodec& source, const RowCodec& target, std::uintptr_t 
 nb::tuple largest(const RowCodec& source, std::uintptr_t rows, std::int64_t count) {
     Largest found;
     {
-        nb::gil_scoped_release released;
+        Unlocked released;
         found = find_largest(source.format(), at<const std::uint8_t>(rows), count);
     }
     return nb::make_tuple(found.magnitude, found.first_not_finite);
@@ -72,7 +73,7 @@ nb::tuple largest(const RowCodec& source, std::uintptr_t rows, std::int64_t coun
 }  // namespace
 
 void bind_rows(nb::module_& m) {
-    const auto release = nb::call_guard<nb::gil_scoped_release>();
+    const auto release = nb::call_guard<Unlocked>();
     nb::class_<RowCodec>(m, "RowCodec")
         .def("__init__",
              [](RowCodec* self, int encoding, std::int64_t row_dim, float scale) {

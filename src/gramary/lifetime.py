@@ -1,8 +1,15 @@
-"""How things end: `with` closes them, close waits for users, and who must be closed before."""
+"""How things end: `with` closes them, close waits for users, and who must be closed before.
+
+The interpreter ends without waiting for daemon threads, and a forked child has none of its
+parent's threads: whatever threads depend on is told of both.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import logging
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -11,6 +18,8 @@ from typing import Protocol, Self
 
 from gramary.errors import ClosedError
 from gramary.native.gate import Gate
+
+logger = logging.getLogger("gramary")
 
 
 class Closable(Protocol):
@@ -51,10 +60,12 @@ class Lifetime:
     """
 
     def __init__(self, what: str) -> None:
+        self._what = what
         self._gate = Gate(ClosedError, f"the {what} was closed")
         self._ending = threading.RLock()
         self._has_ended = False
         self._closes_first: weakref.WeakSet[Closable] = weakref.WeakSet()
+        tell_of_process(self)
 
     @property
     def closed(self) -> bool:
@@ -95,5 +106,55 @@ class Lifetime:
             end()
             self._has_ended = True
 
+    def forked(self) -> None:
+        """Forgets the calls of threads that a forked child does not have."""
+        was_shut = self._gate.is_shut
+        self._gate = Gate(ClosedError, f"the {self._what} was closed")
+        if was_shut:
+            self._gate.close()
+        self._ending = threading.RLock()
 
-__all__ = ["Closable", "Closing", "Lifetime"]
+    def interpreter_ends(self) -> None:
+        """Does nothing: who is inside stays inside, and reads on until the process has ended."""
+
+
+class ProcessListener(Protocol):
+    """What depends on threads of this process.
+
+    At the end of the interpreter daemon threads may stand in any call, and the calls of `atexit`
+    that were registered earlier come later: memory must stay, and calls may fail in words.
+    """
+
+    def interpreter_ends(self) -> None:
+        """Ends threads of its own and lets go of what must not outlive Python; unmaps nothing."""
+
+    def forked(self) -> None:
+        """Called in a forked child, which has the forking thread alone."""
+
+
+_listeners: weakref.WeakSet[ProcessListener] = weakref.WeakSet()
+
+
+def tell_of_process(listener: ProcessListener) -> None:
+    """Has a listener told when the interpreter ends, and in forked children; held weakly."""
+    _listeners.add(listener)
+
+
+def _tell_of_end() -> None:
+    for listener in list(_listeners):
+        try:
+            listener.interpreter_ends()
+        except Exception:
+            logger.exception("%r could not end with the interpreter", listener)
+
+
+def _tell_of_fork() -> None:
+    for listener in list(_listeners):
+        listener.forked()
+
+
+atexit.register(_tell_of_end)
+os.register_at_fork(after_in_child=_tell_of_fork)
+
+
+__all__ = ["Closable", "Closing", "Lifetime", "ProcessListener", "tell_of_process"]

@@ -251,6 +251,7 @@ def test_what_comes_to_the_socket_and_is_no_engine_harms_nobody(server: RowServe
     with make_table() as table:
         for message, descriptors in [
             (b"x" * 100, []), (channel.JOIN, []), (channel.JOIN, [null]), (channel.SPANS, []),
+            (channel.numbered(channel.SPANS, 1), []), (channel.numbered(b"what", 1), []),
             (channel.JOIN, [null] * 5), (channel.JOIN, [listed.fileno(), null]), (channel.STOP, []),
             (b"", []),
         ]:  # fmt: skip
@@ -258,7 +259,7 @@ def test_what_comes_to_the_socket_and_is_no_engine_harms_nobody(server: RowServe
             assert pid == server.process.pid
             socket.send_fds(connection, [message], descriptors)
             if message == channel.JOIN:
-                answer = channel.receive(connection, waits=True)
+                answer = channel.receive(connection, 10)
                 assert answer is not None
                 assert answer[0].startswith(channel.REFUSE)
             connection.close()
@@ -320,7 +321,7 @@ def test_a_description_that_does_not_fit_is_refused_and_harms_nobody(server: Row
             connection, _ = channel.connect(server.address, 10)
             with connection:
                 socket.send_fds(connection, [channel.JOIN], [described.fileno(), *descriptors])
-                answer = channel.receive(connection, waits=True)
+                answer = channel.receive(connection, 10)
             described.close()
             assert answer is not None, (path, value)
             assert answer[0].startswith(channel.REFUSE), (path, value, answer)

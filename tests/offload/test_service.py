@@ -16,7 +16,7 @@ from offload_stage import make_batch, make_table, wait_until
 from gramary import Batch, Settings, Table
 from gramary.native.offload import RowService, Tenant, load_u32, raise_u32, store_u32, time_answer
 from gramary.offload.region import Region
-from gramary.offload.ring import PARTS, ServiceState, progress_of
+from gramary.offload.ring import PARTS, progress_of
 from gramary.offload.setup import ring_shape
 from gramary.offload.stores import store_arguments
 
@@ -34,7 +34,7 @@ def served(
     """Gives a region for each table, and the one service of all."""
     regions = [Region(ring_shape([table], max_tokens, 2)) for table in tables]
     tenants = [
-        Tenant(region.address, region.ring.places(), (store_arguments(table),))
+        Tenant(region.address, region.ring.places(), (store_arguments(table),), region.hold())
         for region, table in zip(regions, tables, strict=True)
     ]
     service = RowService(tenants, num_threads=num_threads)
@@ -154,14 +154,14 @@ def test_one_service_of_several_regions_leaves_each_on_its_own(table: Table) -> 
                 encoded_rows(region, its_table, number, 8)
         first, second = regions
         first.ask_to_stop()
-        wait_until(lambda: first.service_state() is ServiceState.STOPPED)
-        assert second.service_state() is ServiceState.RUNNING
+        wait_until(lambda: service.has_left(0))
+        assert (first.is_served(), second.is_served()) == (False, True)
         ask(first, 5, make_batch(5))
         ask(second, 5, make_batch(5))
         encoded_rows(second, other, 5, 8)
         assert not first.wait_ready(first.ring.host_slot(5), 0, 0)
         service.stop()
-        assert second.service_state() is ServiceState.STOPPED
+        assert not second.is_served()
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 5])
@@ -284,7 +284,6 @@ from offload_stage import codes_within_limits, make_table
 from gramary.errors import UnsupportedError
 from gramary.native.offload import RowService, Tenant
 from gramary.offload.region import Region
-from gramary.offload.ring import ServiceState
 from gramary.offload.setup import ring_shape
 from gramary.offload.stores import store_arguments
 
@@ -292,14 +291,14 @@ def attempt():
     regions = [Region(ring_shape([table], 64, 2)) for _ in range(2)]
     stores = (store_arguments(table),)
     service = RowService(
-        [Tenant(it.address, it.ring.places(), stores) for it in regions], num_threads=1
+        [Tenant(it.address, it.ring.places(), stores, it.hold()) for it in regions], num_threads=1
     )
     try:
         service.start()
-        expected, code = ServiceState.RUNNING, 0
+        expected, code = True, 0
     except UnsupportedError:
-        expected, code = ServiceState.STARTING, 1
-    if any(region.service_state() is not expected for region in regions):
+        expected, code = False, 1
+    if any(region.is_served() is not expected for region in regions):
         code = 2
     service.stop()
     return code

@@ -109,8 +109,12 @@ class DiskReader:
 
     @property
     def address(self) -> int:
-        """Address of the core's reader; it must not be used after `close`."""
+        """Address of the core's reader; it must not be used after `close` without a hold."""
         return int(self._core.address())
+
+    def hold(self) -> object:
+        """Returns what keeps the core's reader, as long as it is kept; beyond `close` too."""
+        return self._core.hold()
 
     def read(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:
         """Fills out[i] with the encoded row `row_ids[i]`; each block is read once in 262,144 rows.

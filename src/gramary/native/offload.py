@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
-from gramary.errors import UnsupportedError
+from gramary.errors import ClosedError, UnsupportedError
 from gramary.native import _core
 
 # Where the fields of the shared structures lie, as the core was compiled.
@@ -23,6 +24,7 @@ class StoreArguments:
         host: (address, first row, number of rows) of the host extent; no rows: none.
         disk: (address of a `DiskReader` of the core, first row, number of rows); no rows: none.
         is_sent_on: whether a device reads the results next; they are then written past the caches.
+        holds: what keeps the extents' memory and readers (`Mapped.hold`, `DiskReader.hold`).
     """
 
     vocab_size: int
@@ -35,6 +37,7 @@ class StoreArguments:
     host: tuple[int, int, int] = (0, 0, 0)
     disk: tuple[int, int, int] = (0, 0, 0)
     is_sent_on: bool = False
+    holds: tuple[object, ...] = ()
 
     def flat(self) -> tuple[list[int], list[int], list[int], list[int]]:
         """Returns it in the order that the core takes it."""
@@ -52,6 +55,7 @@ class RegionPlaces:
         stream_slots: likewise.
         inputs: an entry each: its header, tokens, history, starts.
         max_tokens: tokens that a slot holds rows for.
+        max_requests: requests that an entry has room for.
         history_length: columns of an entry's history.
     """
 
@@ -59,6 +63,7 @@ class RegionPlaces:
     stream_slots: tuple[tuple[int, ...], ...]
     inputs: tuple[tuple[int, ...], ...]
     max_tokens: int
+    max_requests: int
     history_length: int
 
     def flat(self) -> tuple[list[list[int]], list[list[int]], list[list[int]], list[int]]:
@@ -67,7 +72,7 @@ class RegionPlaces:
             [list(place) for place in self.host_slots],
             [list(place) for place in self.stream_slots],
             [list(place) for place in self.inputs],
-            [self.max_tokens, self.history_length],
+            [self.max_tokens, self.max_requests, self.history_length],
         )
 
 
@@ -79,11 +84,18 @@ class Tenant:
         base: its address.
         places: where its parts lie.
         stores: a layer each.
+        hold: what keeps the region's memory.
     """
 
     base: int
     places: RegionPlaces
     stores: tuple[StoreArguments, ...]
+    hold: object
+
+    def flat(self) -> tuple[Any, ...]:
+        """Returns it in the order that the core takes it."""
+        holds = [self.hold, *(hold for store in self.stores for hold in store.holds)]
+        return self.base, self.places.flat(), [store.flat() for store in self.stores], holds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,9 +121,8 @@ _LANES = ("host", "stream")
 class RowService:
     """Native threads that answer the requests of one region or several.
 
-    The regions' memory, host extents and readers must outlive it. `start` and `stop` run it on
-    threads of its own; `run` runs it on the caller's, and one more, until every region's stop word
-    is set. A region left is marked as stopped, and nothing of it is touched any more.
+    What the threads read is kept until `stop`, or until its tenant has left and is forgotten.
+    A region left is marked as stopped, and nothing of it is touched any more.
 
     Args:
         tenants: the regions.
@@ -122,19 +133,15 @@ class RowService:
     def __init__(
         self, tenants: Sequence[Tenant], *, poll: str = "adaptive", num_threads: int = 1
     ) -> None:
-        self._core = _core.RowService(
-            [
-                (tenant.base, tenant.places.flat(), [store.flat() for store in tenant.stores])
-                for tenant in tenants
-            ],
-            poll,
-            num_threads,
+        self._core: _core.RowService | None = _core.RowService(
+            [tenant.flat() for tenant in tenants], poll, num_threads
         )
+        self._spans_left: list[tuple[int, int, int, int, int]] = []
 
     def start(self) -> None:
         """Starts serving."""
         try:
-            self._core.start()
+            self._running().start()
         except RuntimeError as error:
             raise UnsupportedError(
                 f"the row service cannot start its threads: {error}; raise the limit on processes "
@@ -143,11 +150,31 @@ class RowService:
 
     def stop(self) -> None:
         """Ends the service; requests in flight stay unanswered. A second call does nothing."""
-        self._core.stop()
+        core = self._core
+        if core is None:
+            return
+        core.stop()
+        if self._core is not None:
+            self._spans_left += core.take_spans()
+            # Nobody else must be gone for the core's memory to be.
+            self._core = None
+
+    def ask_to_leave(self, tenant: int) -> None:
+        """Has the service leave one of its tenants, by its index; returns at once."""
+        self._running().ask_to_leave(tenant)
+
+    def has_left(self, tenant: int) -> bool:
+        """Returns whether nothing of a tenant is touched any more."""
+        return self._core is None or self._core.has_left(tenant)
+
+    def forget(self, tenant: int) -> None:
+        """Lets go of the memory of a tenant that has left."""
+        if self._core is not None:
+            self._core.forget(tenant)
 
     def trace(self, on: bool) -> None:
         """Starts or ends the keeping of spans."""
-        self._core.trace(on)
+        self._running().trace(on)
 
     def take_spans(self) -> list[ServiceSpan]:
         """Returns the spans kept since the last call, and forgets them."""
@@ -155,23 +182,33 @@ class RowService:
 
     def take_raw_spans(self) -> list[tuple[int, int, int, int, int]]:
         """Returns the same as numbers, for `ServiceSpan.of` in another process."""
-        spans: list[tuple[int, int, int, int, int]] = self._core.take_spans()
-        return spans
+        spans, self._spans_left = self._spans_left, []
+        return spans + ([] if self._core is None else self._core.take_spans())
 
     def hold(self, held: bool) -> None:
         """For tests: keeps every answer back until let go."""
-        self._core.hold(held)
+        self._running().hold(held)
 
     def set_script(
         self, *, min_delay_us: int = 0, max_delay_us: int = 0, fail_every: int = 0, seed: int = 0
     ) -> None:
         """For tests: random delays before answers, and every n-th answer a failure (EIO)."""
-        self._core.set_script(min_delay_us, max_delay_us, fail_every, seed)
+        self._running().set_script(min_delay_us, max_delay_us, fail_every, seed)
+
+    def _running(self) -> _core.RowService:
+        if self._core is None:
+            raise ClosedError("the row service was stopped")
+        return self._core
 
 
 def wait_word(address: int, timeout_s: float) -> bool:
     """Waits until a 32-bit word is not zero; returns False after the time-out."""
     return bool(_core.wait_word(address, timeout_s))
+
+
+def wait_while(address: int, value: int, timeout_s: float) -> bool:
+    """Waits while a 64-bit word has a value; returns False after the time-out."""
+    return bool(_core.wait_while(address, value, timeout_s))
 
 
 def time_answer(slot: int, ready: int, number: int, timeout_s: float = 10.0) -> int:
@@ -233,5 +270,6 @@ __all__ = [
     "store_u64",
     "swap_u64",
     "time_answer",
+    "wait_while",
     "wait_word",
 ]

@@ -72,6 +72,10 @@ def free_slot(region: Region, claim: Claim, timeout_s: float) -> None:
         if region.abandon(places, claim.number, layer):
             claim.settled[layer] = GIVEN_UP
             continue
+        if not region.is_settled(places, claim.number, layer):
+            # A word that neither side wrote promises no flag.
+            claim.settled[layer] = ""
+            continue
         # Published, or given up by the watchdog: whoever did it raises the flag at once. Unless an
         # interrupt came behind our own giving up, or a device has lowered the flag again.
         may_be_ours = is_again and region.is_abandoned(places, claim.number, layer)

@@ -3,10 +3,11 @@
     worker → engine   hello: magic, version of the ring, process number
     engine → worker   "join" with descriptors: a description (JSON), the region, host tiers
     worker → engine   "refuse" and why, in place of serving
-    engine → worker   "trace on", "trace off", "spans"
-    worker → engine   "traced", once it is so
-    worker → engine   "spans" with a descriptor: 40 bytes a span
+    engine → worker   a question with its number: "trace on", "trace off" or "spans"
+    worker → engine   the answer with the question's number: "traced", once it is so
+    worker → engine   likewise "spans" with a descriptor: 40 bytes a span
 
+An answer that comes late has an older number, and is not taken for that of the question since.
 That a region is served shows in the region itself. Either side leaves by closing its end. Only
 processes of the same user are let in: the socket lies in a folder of mode 0700, and the kernel is
 asked whose process the other end is.
@@ -32,6 +33,7 @@ MAX_MESSAGE_BYTES = 4096
 # The kernel's bound on descriptors in one message.
 MAX_DESCRIPTORS = 253
 
+_NUMBERED = struct.Struct("<16sQ")
 _HELLO = struct.Struct("<8sIi")
 _PEER = struct.Struct("3i")
 
@@ -92,34 +94,46 @@ def is_own_user(connection: socket.socket) -> bool:
     return bool(uid == os.getuid())
 
 
-def receive(connection: socket.socket, *, waits: bool) -> tuple[bytes, list[int]] | None:
+def numbered(word: bytes, number: int) -> bytes:
+    """Returns a question, or the answer to it, as a message."""
+    return _NUMBERED.pack(word, number)
+
+
+def read_numbered(message: bytes) -> tuple[bytes, int] | None:
+    """Returns a question's or an answer's word and number; None where the message is neither."""
+    if len(message) != _NUMBERED.size:
+        return None
+    word, number = _NUMBERED.unpack(message)
+    return word.rstrip(b"\0"), number
+
+
+def receive(connection: socket.socket, timeout_s: float) -> tuple[bytes, list[int]] | None:
     """Returns the next message and its descriptors; empty where the other end is gone.
 
     Args:
         connection: a connection.
-        waits: whether to wait for a message, as long as the connection's time-out; None is
-            returned where there is none.
+        timeout_s: how long to wait for a message; None is returned where there is none.
     """
-    # A socket with a time-out would wait for it first, whatever its flags say.
-    if not waits and not is_readable(connection):
+    # A socket with a time-out would wait for that one, whatever is asked for here.
+    if not is_readable(connection, timeout_s):
         return None
     try:
         message, descriptors, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
     except (BlockingIOError, TimeoutError):
         return None
-    except ConnectionError:
+    except OSError:
         return b"", []
     return message, list(descriptors)
 
 
-def is_readable(connection: socket.socket) -> bool:
-    """Returns whether a message, or the other end's leaving, is there."""
+def is_readable(connection: socket.socket, timeout_s: float) -> bool:
+    """Returns whether a message, or the other end's leaving, is there within a time."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)
-    return bool(poll.poll(0))
+    return bool(poll.poll(max(0.0, timeout_s) * 1000))
 
 
-def memory_file(name: str, content: bytes) -> Descriptor:
+def memory_file(name: str, content: bytes | bytearray) -> Descriptor:
     """Returns a descriptor of an anonymous file with this content."""
     descriptor = descriptors.memory_file(name)
     with os.fdopen(descriptor.fileno(), "wb", closefd=False) as file:
@@ -147,6 +161,8 @@ __all__ = [
     "is_own_user",
     "listen",
     "memory_file",
+    "numbered",
     "read_memory_file",
+    "read_numbered",
     "receive",
 ]

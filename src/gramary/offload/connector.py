@@ -23,7 +23,7 @@ import torch
 from gramary.arguments import require_integer, require_type
 from gramary.batch import Batch
 from gramary.errors import ArgumentError, ClosedError, GramaryError, RowFetchError
-from gramary.lifetime import Closing
+from gramary.lifetime import Closing, tell_of_process
 from gramary.offload.batch_tensors import check_tokens, require_fit, tensors_for
 from gramary.offload.lanes import HostLane
 from gramary.offload.parts import Parts
@@ -43,6 +43,10 @@ from gramary.reading.arguments import result_buffer
 from gramary.settings import Settings, chosen_settings
 from gramary.table import Table
 from gramary.tracing import Span, SpanLog
+
+# How long the end of the interpreter waits for a call of another thread; longer than a waiting one
+# takes to notice that the service has stopped.
+LAST_CALL_S = 1.0
 
 
 class Connector(Closing):
@@ -106,8 +110,11 @@ class Connector(Closing):
         self._claims: dict[Claim, None] = {}
         self._lanes_taken: Counter[str] = Counter()
         self._parts = Parts()
-        # Of a connector that is dropped, nothing may outlive the memory that it reads.
+        # A connector that is dropped ends as one that is closed: nothing outlives its memory.
         self._finalizer = weakref.finalize(self, self._parts.close)
+        # When the interpreter ends, threads may stand in any call; `interpreter_ends` sees to it.
+        self._finalizer.atexit = False
+        tell_of_process(self)
         try:
             # A table that is closed meanwhile waits, and closes what was made.
             with self._lock:
@@ -338,6 +345,28 @@ class Connector(Closing):
             self._claims.clear()
             self._parts.close()
             self._finalizer.detach()
+
+    def interpreter_ends(self) -> None:
+        """Ends the service and refuses calls from now on; unmaps nothing.
+
+        A thread that waits meanwhile is told that the service has stopped.
+        """
+        if self._is_closed or os.getpid() != self._owner_pid:
+            return
+        self._is_closed = True
+        if self._parts.service is not None:
+            self._parts.service.stop()
+        is_ours = self._lock.acquire(timeout=LAST_CALL_S)
+        try:
+            if self._parts.side is not None:
+                self._parts.side.close()
+        finally:
+            if is_ours:
+                self._lock.release()
+
+    def forked(self) -> None:
+        """Lets a forked child be refused, whichever of its parent's threads was in a call."""
+        self._lock = threading.RLock()
 
     @property
     def service(self) -> Service:

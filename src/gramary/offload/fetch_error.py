@@ -9,6 +9,9 @@ from gramary.errors import FetchTimeoutError, RowFetchError
 from gramary.offload.ring import Failure
 from gramary.offload.ticket import Claim
 
+# The largest number that the kernel returns as an error.
+MAX_ERRNO = 4095
+
 REMEDY = "Its requests' windows hold NaN from this batch on: restart them."
 
 
@@ -21,13 +24,19 @@ def failed_answer(
     """Returns the error of an answered request that has no rows."""
     number, failure, errno, index, offset = answer
     file = files[index] if 0 <= index < len(files) else ""
-    if failure in (Failure.READ, Failure.CHECKSUM):
+    if failure is Failure.UNKNOWN:
+        what = "its answer is none that a service writes: something overwrote the shared memory"
+    elif failure in (Failure.READ, Failure.CHECKSUM):
+        # The words are anybody's.
+        errno = errno if errno <= MAX_ERRNO else 0
         why = os.strerror(errno) if errno else "short read"
         if failure is Failure.CHECKSUM:
             why = "the block's checksum differs; run `gramary verify`"
         what = f"reading {file or 'a file'} at byte {offset} failed: {why} (errno {errno})"
     elif failure is Failure.NONE:
         what = f"its slot holds the answer to request {number}"
+    elif failure is Failure.INPUTS:
+        what = "its inputs do not fit the slots: something overwrote the shared memory"
     else:
         named = "token" if failure is Failure.TOKEN else "row id"
         what = f"{named} {offset} of the batch is out of range"

@@ -55,6 +55,10 @@ class Quarantine:
             return 0
 
 
+# The service copies inputs as fast as they were written; beyond this it stands still.
+TAKE_BACK_S = 0.1
+
+
 class HostLane:
     """Requests of prompt-only batches, from host tensors, ahead of the forward they belong to."""
 
@@ -89,6 +93,11 @@ class HostLane:
                 f"the inputs of {len(ring.inputs)} host-lane requests are kept, and the rows of "
                 "the oldest were not taken yet: wait for the device (torch.cuda.synchronize()) "
                 "and request again, or raise num_slots"
+            )
+        if oldest > 0 and not self._region.take_back(oldest, TAKE_BACK_S):
+            raise SlotsBusyError(
+                f"the service still copies the inputs of request {oldest}, which lie where these "
+                "would: ask again"
             )
         claim.number, claim.slot = number, slot
         self._holders[slot] = claim

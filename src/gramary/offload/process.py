@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -20,6 +21,8 @@ from gramary.offload.service import Service, spans_from
 from gramary.settings import Settings
 from gramary.table import Table
 from gramary.tracing import Span
+
+logger = logging.getLogger("gramary")
 
 START_TIMEOUT_S = 60.0
 # Each rank loads its table before it comes, some from slower storage than others.
@@ -54,6 +57,8 @@ class ProcessService(Service):
         self._region = region
         self._turn = threading.Lock()
         self._is_stopped = self._has_left = False
+        self._num_asked = 0
+        self._spans: list[Span] = []
         self._why_gone: str | None = None
         self._server: RowServer | None = None
         self._connection: socket.socket | None = None
@@ -96,7 +101,7 @@ class ProcessService(Service):
         if self._is_stopped:
             return "the row service was stopped"
         with self._turn:
-            self._hear(waits=False)
+            self._hear(0)
         if self._why_gone is None or self._server is None:
             return self._why_gone
         # Who started it can tell how it ended, once it has.
@@ -106,16 +111,18 @@ class ProcessService(Service):
 
     def trace(self, on: bool) -> None:
         """Starts or ends the keeping of spans, of everybody that the worker serves."""
-        with self._turn, contextlib.suppress(OSError):
-            self._joined.send(channel.TRACE_ON if on else channel.TRACE_OFF)
-            self._hear(waits=True)
+        with self._turn:
+            self._ask(channel.TRACE_ON if on else channel.TRACE_OFF)
 
     def take_spans(self) -> list[Span]:
-        """Returns the spans kept since somebody's last call; none of a worker that is gone."""
-        with self._turn, contextlib.suppress(OSError):
-            self._joined.send(channel.SPANS)
-            return spans_from(self._hear(waits=True))
-        return []
+        """Returns the spans kept since somebody's last call; none of a worker that is gone.
+
+        What a worker that stands still sends later comes with the next call.
+        """
+        with self._turn:
+            self._ask(channel.SPANS)
+            spans, self._spans = self._spans, []
+            return spans
 
     def stop(self) -> None:
         """Leaves the worker, which lets go of the region; ends it where it has nobody else."""
@@ -125,7 +132,11 @@ class ProcessService(Service):
         # The worker has pages of its own: nothing has to be waited for.
         self._region.ask_to_stop()
         if self._connection is not None:
-            self._connection.close()
+            with contextlib.suppress(OSError):
+                # Another thread may be waiting for an answer.
+                self._connection.shutdown(socket.SHUT_RDWR)
+            with self._turn:
+                self._connection.close()
         self._close_server(None)
         self._has_left = True
 
@@ -154,20 +165,49 @@ class ProcessService(Service):
             )
             raise RowFetchError(f"the row service did not start: {why}")
 
-    def _hear(self, *, waits: bool) -> bytes:
-        """Takes the worker's next message, if there is one; returns the content of spans."""
-        if self._why_gone is not None:
-            return b""
-        heard = channel.receive(self._joined, waits=waits)
+    def _ask(self, word: bytes) -> None:
+        """Asks the worker and waits for the answer to this question; earlier ones come late."""
+        if self._is_stopped:
+            return
+        self._num_asked += 1
+        number = self._num_asked
+        with contextlib.suppress(OSError):
+            self._joined.send(channel.numbered(word, number))
+        deadline = time.monotonic() + ANSWER_TIMEOUT_S
+        while self._why_gone is None and not self._is_stopped:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                logger.warning(
+                    "worker process %d did not answer %r within %g s",
+                    self.pid, word.decode(), ANSWER_TIMEOUT_S,
+                )  # fmt: skip
+                return
+            if self._hear(left) == number:
+                return
+
+    def _hear(self, timeout_s: float) -> int:
+        """Takes the worker's next message, if one comes in time.
+
+        Spans are kept, whichever question they answer.
+
+        Returns:
+            The number of the question that it answers, 0 for none.
+        """
+        if self._why_gone is not None or self._is_stopped:
+            return 0
+        heard = channel.receive(self._joined, timeout_s)
         if heard is None:
-            return b""
+            return 0
         message, descriptors = heard
-        if message.startswith(channel.REFUSE):
-            self._why_gone = message.removeprefix(channel.REFUSE).decode(errors="replace")
-        elif not message:
-            self._why_gone = f"worker process {self.pid} ended"
         try:
-            return channel.read_memory_file(descriptors[0]) if descriptors else b""
+            if message.startswith(channel.REFUSE):
+                self._why_gone = message.removeprefix(channel.REFUSE).decode(errors="replace")
+            elif not message:
+                self._why_gone = f"worker process {self.pid} ended"
+            word, number = channel.read_numbered(message) or (b"", 0)
+            if word == channel.SPANS and descriptors:
+                self._spans += spans_from(channel.read_memory_file(descriptors[0]))
+            return number
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)

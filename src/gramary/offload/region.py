@@ -87,6 +87,24 @@ class Region:
         words.store_u64(header + ring.INPUT_HAS_HISTORY, int(history is not None))
         words.store_u64(header + ring.INPUT_NUMBER, number)
         self.mark_requested(places, number)
+        words.store_u64(header + ring.INPUT_CLAIM, state_of(number, Phase.REQUESTED))
+
+    def take_back(self, number: int, timeout_s: float) -> bool:
+        """Takes the inputs of a host-lane request back whose slot was released.
+
+        Waits while the service copies them: no longer than that takes. What it has not begun with
+        it passes over.
+
+        Returns:
+            Whether the service has let them go; False after the time-out.
+        """
+        address = self.address + self.ring.input(number).header + ring.INPUT_CLAIM
+        requested, abandoned, claimed = (
+            state_of(number, phase) for phase in (Phase.REQUESTED, Phase.ABANDONED, Phase.CLAIMED)
+        )
+        if words.swap_u64(address, requested, abandoned):
+            return True
+        return words.load_u64(address) != claimed or words.wait_while(address, claimed, timeout_s)
 
     def fill_slot(self, slot: SlotPlaces, number: int, ids: list[torch.Tensor]) -> None:
         """Copies a stream-lane request's row ids, a tensor [T, heads] a layer; not its number."""
@@ -130,6 +148,12 @@ class Region:
         """Returns whether a layer of a request was given up."""
         state = words.load_u64(self._state_address(places, layer))
         return state == state_of(number, Phase.ABANDONED)
+
+    def is_settled(self, places: SlotPlaces | InputPlaces, number: int, layer: int) -> bool:
+        """Returns whether a layer of a request was answered or given up."""
+        state = words.load_u64(self._state_address(places, layer))
+        ends = (Phase.PUBLISHED, Phase.FAILED, Phase.ABANDONED)
+        return state in {state_of(number, end) for end in ends}
 
     def wait_ready(self, slot: SlotPlaces, layer: int, timeout_s: float) -> bool:
         """Waits for a layer's flag; returns False after the time-out."""
@@ -177,13 +201,13 @@ class Region:
         """Tells the service to end."""
         words.store_u32(self.address + ring.STOP, 1)
 
-    def service_state(self) -> ServiceState:
-        """Returns what has become of the service; once stopped, it touches nothing any more."""
-        return ServiceState(words.load_u32(self.address + ring.SERVICE_STATE))
+    def hold(self) -> object:
+        """Returns what keeps the memory, beyond `close` too."""
+        return self._mapping.hold()
 
     def is_served(self) -> bool:
-        """Returns whether a service serves the region now."""
-        return self.service_state() is ServiceState.RUNNING
+        """Returns whether a service says that it serves the region now."""
+        return words.load_u32(self.address + ring.SERVICE_STATE) == ServiceState.RUNNING
 
     def counters(self) -> dict[str, int]:
         """Returns a snapshot of what the service counts."""
@@ -201,10 +225,11 @@ class Region:
         return self.address + slot.answers[layer] + ring.READY
 
     def close(self) -> None:
-        """Gives the memory back; no view of it may be used any more, by no GPU either."""
+        """Gives the memory back, once nobody holds it; no GPU may use it any more."""
         if self._registration is not None:
             self._registration.close()
             self._registration = None
+        self._bytes = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._mapping.close()
 
     def _register(self, registry: HostRegistry) -> None:

@@ -15,7 +15,7 @@ from gramary.errors import ArgumentError
 from gramary.native.offload import RegionPlaces
 
 MAGIC = 0x474E495259524D47
-VERSION = 2
+VERSION = 3
 MAX_LAYERS = 8
 
 LINE = 64
@@ -27,14 +27,14 @@ COUNTERS = 192
 
 SLOT_NUMBER, SLOT_NUM_TOKENS, RELEASED, DONE, SLOT_STATES = 0, 8, 64, 128, 192
 INPUT_NUMBER, INPUT_NUM_TOKENS, INPUT_NUM_REQUESTS, INPUT_HAS_HISTORY = 0, 8, 16, 24
-INPUT_STATES = 64
+INPUT_CLAIM, INPUT_STATES = 64, 128
 ANSWER_NUMBER, ANSWER_FAILURE, ANSWER_ERROR, ANSWER_FILE = 0, 8, 12, 16
 ANSWER_PROGRESS, ANSWER_OFFSET = 20, 24
 READY = 64
 
-REGION_HEADER_BYTES = 4 * LINE
+REGION_HEADER_BYTES = 5 * LINE
 SLOT_HEADER_BYTES = 4 * LINE
-INPUT_HEADER_BYTES = 2 * LINE
+INPUT_HEADER_BYTES = 3 * LINE
 ANSWER_BYTES = 2 * LINE
 
 # Parts of a request's rows that progress is told by.
@@ -51,6 +51,11 @@ COUNTER_NAMES = (
     "late_answers",
     "waiting_ns",
     "gathering_ns",
+    "host_rows",
+    "host_bytes",
+    "disk_rows",
+    "disk_bytes",
+    "dropped_spans",
 )
 
 
@@ -63,13 +68,14 @@ class ServiceState(enum.IntEnum):
 
 
 class Phase(enum.IntEnum):
-    """What has become of a request, in the low bits of its state word."""
+    """What has become of a request, or of its inputs, in the low bits of a word."""
 
     IDLE = 0
     REQUESTED = 1
     PUBLISHED = 2
     FAILED = 3
     ABANDONED = 4
+    CLAIMED = 5
 
 
 # A state word is a number times this, and a phase.
@@ -84,6 +90,14 @@ class Failure(enum.IntEnum):
     CHECKSUM = 2
     TOKEN = 3
     ROW_ID = 4
+    INPUTS = 5
+    UNKNOWN = -1
+
+    @classmethod
+    def _missing_(cls, value: object) -> Failure:
+        """Returns what stands for a word that no service wrote."""
+        del value
+        return cls.UNKNOWN
 
 
 def state_of(number: int, phase: Phase) -> int:
@@ -124,10 +138,11 @@ class RingShape:
     num_inputs: int
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "max_requests", "history_length", "num_host_slots"):
+        for name in (
+            "max_tokens", "max_requests", "history_length", "num_host_slots", "num_inputs"
+        ):  # fmt: skip
             require_integer(name, getattr(self, name), 1)
-        for name in ("num_stream_slots", "num_inputs"):
-            require_integer(name, getattr(self, name), 0)
+        require_integer("num_stream_slots", self.num_stream_slots, 0)
         if not 1 <= len(self.num_heads) <= MAX_LAYERS or len(self.num_heads) != len(self.row_bytes):
             raise ArgumentError(f"tables: expected 1 to {MAX_LAYERS}, got {len(self.num_heads)}")
         for heads, row_bytes in zip(self.num_heads, self.row_bytes, strict=True):
@@ -190,6 +205,7 @@ class Ring:
             tuple(slot.flat() for slot in self.stream_slots),
             tuple((i.header, i.tokens, i.history, i.starts) for i in self.inputs),
             self.shape.max_tokens,
+            self.shape.max_requests,
             self.shape.history_length,
         )
 

@@ -11,8 +11,9 @@ from gramary.offload.region import Region
 from gramary.settings import Settings
 from gramary.tracing import Span
 
-# A span as a worker process sends it: kind, lane, number, begin, end.
-RAW_SPAN = struct.Struct("<5q")
+# A span as a worker process sends it: kind, lane, number, begin, end. The number is whatever an
+# engine wrote.
+RAW_SPAN = struct.Struct("<qqQqq")
 
 
 class Service(abc.ABC):
@@ -55,7 +56,7 @@ class ThreadService(Service):
         self, region: Region, stores: tuple[StoreArguments, ...], settings: Settings
     ) -> None:
         self.native = RowService(
-            [Tenant(region.address, region.ring.places(), stores)],
+            [Tenant(region.address, region.ring.places(), stores, region.hold())],
             poll=settings.poll,
             num_threads=num_service_threads(settings),
         )

@@ -11,14 +11,17 @@ from gramary.tiers.host import HostTier
 def store_arguments(table: Table) -> StoreArguments:
     """Returns a table's hash constants and the extents that a service in this process can reach.
 
-    The tiers own the memory and the readers; they must outlive the service.
+    The service keeps the tiers' memory and readers, so that it may outlive the table.
     """
     host = disk = (0, 0, 0)
+    holds = []
     for tier in table.tiers:
         if isinstance(tier, HostTier):
             host = (tier.rows.data_ptr(), tier.first_row, tier.num_rows)
+            holds.append(tier.hold())
         elif isinstance(tier, DiskTier):
             disk = (tier.reader_address, tier.first_row, tier.num_rows)
+            holds.append(tier.hold())
     spec = table.spec
     return StoreArguments(
         vocab_size=spec.vocab_size,
@@ -31,6 +34,7 @@ def store_arguments(table: Table) -> StoreArguments:
         host=host,
         disk=disk,
         is_sent_on=table.device.type == "cuda",
+        holds=tuple(holds),
     )
 
 

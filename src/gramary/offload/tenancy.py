@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import json
-import mmap
 import os
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from gramary.errors import RowFetchError
 from gramary.hashing import HashSpec
-from gramary.native import offload as words
-from gramary.native.offload import StoreArguments, Tenant
+from gramary.native.memory import FileMapping
+from gramary.native.offload import RowService, StoreArguments, Tenant
 from gramary.offload import ring
 from gramary.offload.channel import read_memory_file
 from gramary.offload.description import layout_from, require_rows, ring_from, spec_from
-from gramary.offload.ring import ServiceState
 from gramary.settings import Settings
 from gramary.tiers.disk import DiskTier
 
@@ -26,7 +23,8 @@ from gramary.tiers.disk import DiskTier
 class Tenancy:
     """What the worker holds for one connector.
 
-    Life: construct → serve its `tenant` → `ask_to_leave` → once `has_left`, `close`.
+    Life: construct → serve its `tenant`, and say so by `seat` → `ask_to_leave` → once `has_left`,
+    `close`. Nothing that decides about memory is read from the region: the engine writes there.
 
     Args:
         descriptors: of the description, the region and the host tiers; read or mapped here, and
@@ -54,45 +52,59 @@ class Tenancy:
                 f"{ring.VERSION}: install one gramary for both"
             )
         self._memory = descriptors[1:]
-        self._mappings: list[np.ndarray[Any, Any]] = []
+        self._mappings: list[FileMapping] = []
         self._tiers: list[DiskTier] = []
+        self._service: RowService | None = None
+        self._index = 0
         settings = Settings(**description["settings"])
         ring_places = ring_from(description)
         try:
-            self._base = self._map(**description["region"])
+            region = self._map(**description["region"], is_region=True)
             header = ring_places.header()
-            if self._mappings[0][: len(header)].tobytes() != header:
+            if ctypes.string_at(region.address, len(header)) != header:
                 raise RowFetchError("description: the first descriptor is of no region")
             stores = tuple(self._open(layer, settings) for layer in description["layers"])
         except BaseException:
             self.close()
             raise
-        self.tenant = Tenant(self._base, ring_places.places(), stores)
+        self.tenant = Tenant(region.address, ring_places.places(), stores, region.hold())
+
+    def seat(self, service: RowService, index: int) -> None:
+        """Remembers which service serves it, as which of its tenants."""
+        self._service, self._index = service, index
 
     def ask_to_leave(self) -> None:
         """Tells the service to touch nothing of this region any more; returns at once."""
-        words.store_u32(self._base + ring.STOP, 1)
+        if self._service is not None:
+            self._service.ask_to_leave(self._index)
 
     def has_left(self) -> bool:
         """Returns whether the service touches nothing of this region: not any more, or not yet."""
-        state = ServiceState(words.load_u32(self._base + ring.SERVICE_STATE))
-        return state is not ServiceState.RUNNING
+        return self._service is None or self._service.has_left(self._index)
 
     def close(self) -> None:
         """Closes the files and lets go of the memory."""
+        if self._service is not None:
+            self._service.forget(self._index)
         for tier in self._tiers:
             tier.close()
         self._tiers.clear()
+        for mapping in self._mappings:
+            mapping.close()
         self._mappings.clear()
 
     def _open(self, layer: dict[str, Any], settings: Settings) -> StoreArguments:
         """Returns what the service needs of one table; opens its disk tier."""
         spec, row_bytes = spec_from(layer), int(layer["row_bytes"])
         host, disk = (0, 0, 0), (0, 0, 0)
+        holds = []
         if extent := layer.get("host"):
-            host = self._map_rows(extent, spec, row_bytes)
+            mapping, host = self._map_rows(extent, spec, row_bytes)
+            holds.append(mapping.hold())
         if extent := layer.get("disk"):
-            disk = self._open_rows(extent, spec, row_bytes, settings)
+            tier = self._open_rows(extent, spec, row_bytes, settings)
+            disk = (tier.reader_address, tier.first_row, tier.num_rows)
+            holds.append(tier.hold())
         return StoreArguments(
             spec.vocab_size,
             spec.eos_token_id,
@@ -104,24 +116,26 @@ class Tenancy:
             host=host,
             disk=disk,
             is_sent_on=bool(layer["is_sent_on"]),
+            holds=tuple(holds),
         )
 
     def _map_rows(
         self, extent: dict[str, Any], spec: HashSpec, row_bytes: int
-    ) -> tuple[int, int, int]:
-        """Returns a host extent as the core takes it, its rows mapped."""
+    ) -> tuple[FileMapping, tuple[int, int, int]]:
+        """Returns the mapped rows of a host extent, and the extent as the core takes it."""
         first_row, num_rows = require_rows(extent, spec)
         if num_rows * row_bytes > extent["num_bytes"]:
             raise RowFetchError(
                 f"description: {num_rows} rows of {row_bytes} bytes do not lie in "
                 f"{extent['num_bytes']} bytes"
             )
-        return self._map(extent["descriptor"], extent["num_bytes"]), first_row, num_rows
+        mapping = self._map(extent["descriptor"], extent["num_bytes"], is_region=False)
+        return mapping, (mapping.address, first_row, num_rows)
 
     def _open_rows(
         self, extent: dict[str, Any], spec: HashSpec, row_bytes: int, settings: Settings
-    ) -> tuple[int, int, int]:
-        """Returns a disk extent as the core takes it, its files open."""
+    ) -> DiskTier:
+        """Returns the tier of a disk extent, its files open."""
         first_row, num_rows = require_rows(extent, spec)
         layout = layout_from(extent["layout"])
         if layout.row_bytes != row_bytes:
@@ -131,22 +145,44 @@ class Tenancy:
             )
         tier = DiskTier(layout, first_row, num_rows, settings)
         self._tiers.append(tier)
-        return tier.reader_address, first_row, num_rows
+        return tier
 
-    def _map(self, descriptor: int, num_bytes: int) -> int:
-        """Returns the address of the engine's own pages, mapped until `close`."""
+    def _map(self, descriptor: int, num_bytes: int, *, is_region: bool) -> FileMapping:
+        """Returns the engine's own pages, mapped until `close`."""
         if not 0 <= descriptor < len(self._memory):
             raise RowFetchError(
                 f"description: descriptor {descriptor} did not come; the worker's limit of open "
                 "files (ulimit -n) may be too low"
             )
         file = self._memory[descriptor]
-        is_read_only = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
-        access = mmap.PROT_READ if is_read_only else mmap.PROT_READ | mmap.PROT_WRITE
-        # The array keeps the mapping alive.
-        view = np.frombuffer(mmap.mmap(file, num_bytes, mmap.MAP_SHARED, access), np.uint8)
-        self._mappings.append(view)
-        return int(view.ctypes.data)
+        require_length_stays(file, is_region=is_region)
+        mapping = FileMapping(file, num_bytes, is_writable=is_region)
+        self._mappings.append(mapping)
+        return mapping
+
+
+def require_length_stays(file: int, *, is_region: bool) -> None:
+    """Raises RowFetchError for memory that its engine could make shorter while it is read.
+
+    Reading beyond the end of a mapped file kills the process, and with it the service of every
+    rank. Shared host rows lie in a named file of a tmpfs, which cannot be sealed.
+
+    Args:
+        file: descriptor of the memory.
+        is_region: whether it is a region, which has no name.
+    """
+    if not is_region and os.fstat(file).st_nlink > 0:
+        return
+    try:
+        is_sealed = bool(fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+    except OSError:
+        is_sealed = False
+    if not is_sealed:
+        raise RowFetchError(
+            "description: expected memory that is sealed against being made shorter "
+            "(F_SEAL_SHRINK), got other memory, or a machine that cannot seal it; use "
+            "worker='thread' there"
+        )
 
 
 __all__ = ["Tenancy"]

@@ -55,6 +55,7 @@ class Worker:
         self._leaving: list[Tenancy] = []
         self._waiting: list[Tenancy] = []
         self._services: dict[RowService, list[Tenancy]] = {}
+        self._unsent_spans = bytearray()
         self._has_begun = False
         self._has_owner = True
         self._is_told_to_stop = False
@@ -76,12 +77,12 @@ class Worker:
         if connection is self._listener:
             self._let_in()
         elif connection is self._owner:
-            message = channel.receive(connection, waits=False)
+            message = channel.receive(connection, 0)
             self._is_told_to_stop = message is not None and message[0] == channel.STOP
             if message is not None and not message[0]:
                 self._has_owner = False
                 self._selector.unregister(connection)
-        elif (heard := channel.receive(connection, waits=False)) is not None:
+        elif (heard := channel.receive(connection, 0)) is not None:
             self._answer(connection, *heard)
 
     def _let_in(self) -> None:
@@ -103,22 +104,28 @@ class Worker:
 
     def _answer(self, connection: socket.socket, message: bytes, descriptors: list[int]) -> None:
         try:
-            if message == channel.JOIN and self._seats[connection] is None:
-                self._take_in(connection, descriptors)
-            elif message in (channel.TRACE_ON, channel.TRACE_OFF):
-                for service in self._services:
-                    service.trace(message == channel.TRACE_ON)
-                connection.send(channel.TRACED)
-            elif message == channel.SPANS:
-                self._send_spans(connection)
-            elif not message:
+            if not message:
                 self._leave(connection)
+            elif message == channel.JOIN:
+                if self._seats[connection] is None:
+                    self._take_in(connection, descriptors)
+            elif (asked := channel.read_numbered(message)) is not None:
+                self._answer_question(connection, *asked)
         except OSError:
-            # It is gone: the next message says so.
+            # It is gone, and the next message says so; or it reads no answers.
             return
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+    def _answer_question(self, connection: socket.socket, word: bytes, number: int) -> None:
+        """Answers under the question's own number, so that no answer passes for another's."""
+        if word in (channel.TRACE_ON, channel.TRACE_OFF):
+            for service in self._services:
+                service.trace(word == channel.TRACE_ON)
+            connection.send(channel.numbered(channel.TRACED, number))
+        elif word == channel.SPANS:
+            self._send_spans(connection, number)
 
     def _take_in(self, connection: socket.socket, descriptors: list[int]) -> None:
         """Serves a connector, or tells it why not: whatever one sends, others are served on."""
@@ -146,6 +153,8 @@ class Worker:
             num_threads=num_service_threads(self._settings),
         )
         service.start()
+        for index, tenancy in enumerate(self._waiting):
+            tenancy.seat(service, index)
         self._has_begun = True
         self._services[service] = list(self._waiting)
         self._waiting.clear()
@@ -174,11 +183,16 @@ class Worker:
                     service.stop()
                     del self._services[service]
 
-    def _send_spans(self, connection: socket.socket) -> None:
-        spans = [span for service in self._services for span in service.take_raw_spans()]
-        content = b"".join(RAW_SPAN.pack(*span) for span in spans)
-        with channel.memory_file("gramary-spans", content) as descriptor:
-            socket.send_fds(connection, [channel.SPANS], [descriptor.fileno()])
+    def _send_spans(self, connection: socket.socket, number: int) -> None:
+        if not self._unsent_spans:
+            for service in self._services:
+                for span in service.take_raw_spans():
+                    self._unsent_spans += RAW_SPAN.pack(*span)
+        with channel.memory_file("gramary-spans", self._unsent_spans) as descriptor:
+            answer = channel.numbered(channel.SPANS, number)
+            socket.send_fds(connection, [answer], [descriptor.fileno()])
+        # What could not be sent goes with the next answer.
+        self._unsent_spans.clear()
 
 
 def refuse(connection: socket.socket, error: Exception) -> None:

@@ -54,8 +54,12 @@ class DiskTier(Tier):
 
     @property
     def reader_address(self) -> int:
-        """Address of the core's reader, for a row service in this process; dies with `close`."""
+        """Address of the core's reader, for a row service in this process that has a hold of it."""
         return self._reader.address
+
+    def hold(self) -> object:
+        """Returns what keeps the core's reader, beyond `close` too."""
+        return self._reader.hold()
 
     def write(self, first_row: int, rows: torch.Tensor) -> None:
         """Raises UnsupportedError: the rows are in the files already."""

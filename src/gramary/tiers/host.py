@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from gramary.errors import CapacityError
+from gramary.errors import CapacityError, ClosedError
 from gramary.machine import HostRoom, HugePages, read_host_room, read_huge_pages
 from gramary.native import rows as native_rows
 from gramary.native.memory import HostMapping, Pages
@@ -52,8 +52,8 @@ class HostTier(Tier):
         options: how to take the memory.
 
     Attributes:
-        rows: uint8 [num_rows, row_bytes], zero where nothing was written; not to be used after
-            `close`.
+        rows: uint8 [num_rows, row_bytes], zero where nothing was written; empty after `close`. The
+            memory is there as long as a tensor of it.
         descriptor: file descriptor of the memory, owned by the tier.
 
     Raises:
@@ -110,6 +110,10 @@ class HostTier(Tier):
         """File descriptor of the memory, for a worker process to map."""
         return self._mapping.descriptor
 
+    def hold(self) -> object:
+        """Returns what keeps the rows' memory, beyond `close` too."""
+        return self._mapping.hold()
+
     @property
     def locked_bytes(self) -> int:
         """Bytes registered with CUDA, 0 for plain memory."""
@@ -141,8 +145,15 @@ class HostTier(Tier):
             self._shared.publish()
 
     def gather(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:
-        """Fills `out` uint8 [n, row_bytes] with the rows of `row_ids` int64 [n], all held here."""
-        extent = RowExtent(self.rows.data_ptr(), self.first_row, self.num_rows)
+        """Fills `out` uint8 [n, row_bytes] with the rows of `row_ids` int64 [n], all held here.
+
+        Raises:
+            ClosedError: the tier was closed.
+        """
+        rows = self.rows
+        if rows.shape[0] != self.num_rows:
+            raise ClosedError("the host tier was closed")
+        extent = RowExtent(rows.data_ptr(), self.first_row, self.num_rows)
         native_rows.gather(row_ids, extent, self.row_bytes, out)
 
     def stats(self) -> Mapping[str, int | float | str]:

@@ -96,7 +96,9 @@ class Registration:
         self._registry = registry
         self._pieces: list[Piece] = []
         # A table that nobody closed must not leave pages locked, or unmap them while they are.
-        weakref.finalize(self, _unregister, self._pieces, registry, os.getpid(), memory)
+        finalizer = weakref.finalize(self, _unregister, self._pieces, registry, os.getpid(), memory)
+        # At the end of the interpreter a GPU may still be reading, and nothing is unmapped.
+        finalizer.atexit = False
         failures: list[str] = []
         for largest in WAYS:
             pieces = list(cut_pieces(address, num_bytes, row_bytes, page_bytes, largest))

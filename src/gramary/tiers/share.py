@@ -10,14 +10,12 @@ import logging
 import mmap
 import os
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import xxhash
 
 from gramary.codecs import Codec
 from gramary.errors import CapacityError, PlacementError
-from gramary.native.memory import tensor_at
+from gramary.native.memory import FileMapping
 from gramary.placement_grammar import format_bytes
 from gramary.tiers.share_folder import (
     FILLING_SUFFIX,
@@ -103,8 +101,7 @@ class SharedMapping:
         self._rows_name, self._filling_name = stem + ROWS_SUFFIX, stem + FILLING_SUFFIX
         self.descriptor = -1
         self.is_filled = False
-        self._mapping: mmap.mmap | None = None
-        self._view: npt.NDArray[np.uint8] | None = None
+        self._mapping: FileMapping | None = None
         self._folder = ShareFolder(key.root)
         try:
             self._take_file()
@@ -126,16 +123,18 @@ class SharedMapping:
     @property
     def address(self) -> int:
         """Address of the first byte."""
-        if self._view is None:
-            raise AssertionError("the mapping was closed")
-        return int(self._view.ctypes.data)
+        return self._mapped().address
+
+    def hold(self) -> object:
+        """Returns what keeps the memory mapped as long as it is kept."""
+        return self._mapped().hold()
 
     def populate(self) -> None:
         """Does nothing: the pages were taken when the file was made."""
 
     def tensor(self) -> torch.Tensor:
         """Returns the memory as uint8 [num_bytes]; not to be written to once it is filled."""
-        return tensor_at(self.address, self.num_bytes)
+        return self._mapped().tensor()[: self.num_bytes]
 
     def publish(self) -> None:
         """Lets other processes see the rows; only for the filler, once all rows are in."""
@@ -147,7 +146,6 @@ class SharedMapping:
 
     def close(self) -> None:
         """Gives the mapping and the lock back, and removes what was not published; repeatable."""
-        self._view = None
         if self._mapping is not None:
             self._mapping.close()
             self._mapping = None
@@ -227,6 +225,11 @@ class SharedMapping:
             ) from error
 
     def _map(self) -> None:
-        access = mmap.PROT_READ if self.is_filled else mmap.PROT_READ | mmap.PROT_WRITE
-        self._mapping = mmap.mmap(self.descriptor, self.mapped_bytes, mmap.MAP_SHARED, access)
-        self._view = np.frombuffer(self._mapping, np.uint8)
+        self._mapping = FileMapping(
+            self.descriptor, self.mapped_bytes, is_writable=not self.is_filled
+        )
+
+    def _mapped(self) -> FileMapping:
+        if self._mapping is None:
+            raise AssertionError("the mapping was closed")
+        return self._mapping
