@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import resource
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -65,6 +69,53 @@ def freeze(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
     threads = Path(f"/proc/{pid}/task")
     wait_until(lambda: all(state_in(thread / "stat") == "T" for thread in threads.iterdir()))
+
+
+def mapped_inodes(pid: int) -> set[int]:
+    """Returns the inodes of our memory that a process has mapped; other files may have the same."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {int(line.split()[4]) for line in lines if "memfd:gramary" in line}
+
+
+OVERWRITING = """
+import json, mmap, random, sys
+memory = mmap.mmap(int(sys.argv[1]), 0)
+ranges, chance = json.loads(sys.argv[2]), random.Random(int(sys.argv[3]))
+print("begins", flush=True)
+while True:
+    begin, size = chance.choice(ranges)
+    at = begin + 8 * chance.randrange(size // 8)
+    few = chance.choice([0, 1, 2, 3, 9, 10, 16, 17, 2**32 - 1, 2**63, 2**64 - 1])
+    many = chance.getrandbits(64)
+    memory[at : at + 8] = chance.choice([few, many]).to_bytes(8, "little")
+"""
+
+
+@contextlib.contextmanager
+def overwritten_by_another_process(
+    descriptor: int, ranges: list[tuple[int, int]], *, seed: int
+) -> Iterator[None]:
+    """Has another process write random words into ranges of a memory file during a block.
+
+    Args:
+        descriptor: of the file.
+        ranges: offset and bytes of each.
+        seed: of the words.
+    """
+    writer = subprocess.Popen(
+        [sys.executable, "-S", "-c", OVERWRITING, str(descriptor), json.dumps(ranges), str(seed)],
+        pass_fds=[descriptor],
+        stdout=subprocess.PIPE,
+    )
+    assert writer.stdout is not None
+    try:
+        assert writer.stdout.readline() == b"begins\n"
+        yield
+        assert writer.poll() is None
+    finally:
+        writer.kill()
+        writer.wait()
+        writer.stdout.close()
 
 
 def make_spec(*, ngram_size: int = 3, ple_index: int = 0) -> HashSpec:

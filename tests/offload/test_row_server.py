@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-from offload_stage import expected_rows, is_alive, make_batch, make_table, wait_until
+from offload_stage import expected_rows, is_alive, make_batch, make_table, mapped_inodes, wait_until
 from table_stage import encoded_table, small_spec, write_table_folder
 
 from gramary import Connector, Settings, Table
@@ -111,12 +111,6 @@ def start() -> Iterator[Callable[..., Process]]:
     yield make
     for process in started:
         process.end()
-
-
-def mapped_inodes(pid: int) -> set[int]:
-    """Returns the inodes of our memory that a process has mapped; other files may have the same."""
-    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    return {int(line.split()[4]) for line in lines if "memfd:gramary" in line}
 
 
 @pytest.fixture(scope="module")
