@@ -11,13 +11,14 @@ import contextlib
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
 from gramary.errors import ClosedError
-from gramary.native.gate import Gate
+from gramary.native.gate import LOOK_EVERY_S, Gate
 
 logger = logging.getLogger("gramary")
 
@@ -73,8 +74,12 @@ class Lifetime:
         return self._gate.is_shut
 
     def using(self) -> contextlib.AbstractContextManager[None]:
-        """Returns what holds the object open for a block; entering it raises ClosedError once
-        closing has begun."""
+        """Returns what holds the object open for a block.
+
+        Raises:
+            ClosedError: the interpreter ends, or, on entering the block, closing has begun.
+        """
+        require_interpreter()
         return self._gate.using
 
     def close_first(self, other: Closable) -> None:
@@ -114,25 +119,34 @@ class Lifetime:
             self._gate.close()
         self._ending = threading.RLock()
 
-    def interpreter_ends(self) -> None:
-        """Does nothing: who is inside stays inside, and reads on until the process has ended."""
+    def interpreter_ends(self, deadline: float) -> None:
+        """Waits for calls of other threads; who stays longer reads on until the process ends."""
+        while not self._gate.using.empty(LOOK_EVERY_S) and time.monotonic() < deadline:
+            pass
 
 
 class ProcessListener(Protocol):
     """What depends on threads of this process.
 
-    At the end of the interpreter daemon threads may stand in any call, and the calls of `atexit`
-    that were registered earlier come later: memory must stay, and calls may fail in words.
+    At the end of the interpreter daemon threads may stand in any call. A thread that is inside an
+    operation of torch then ends the process with SIGABRT (torch's own flaw), so calls that are
+    under way get a moment to return, and later ones of other threads are refused. Functions of
+    `atexit` that were registered earlier run later, and may call on.
     """
 
-    def interpreter_ends(self) -> None:
-        """Ends threads of its own and lets go of what must not outlive Python; unmaps nothing."""
+    def interpreter_ends(self, deadline: float) -> None:
+        """Ends threads of its own, waits for calls of others until a time; unmaps nothing."""
 
     def forked(self) -> None:
         """Called in a forked child, which has the forking thread alone."""
 
 
+# How long the end of the interpreter waits for calls of other threads.
+LAST_CALL_S = 1.0
+
 _listeners: weakref.WeakSet[ProcessListener] = weakref.WeakSet()
+# The thread that ends the interpreter, once it does.
+_ender: int | None = None
 
 
 def tell_of_process(listener: ProcessListener) -> None:
@@ -140,10 +154,19 @@ def tell_of_process(listener: ProcessListener) -> None:
     _listeners.add(listener)
 
 
+def require_interpreter() -> None:
+    """Raises ClosedError in every thread but the one that ends the interpreter, once it does."""
+    if _ender is not None and _ender != threading.get_ident():
+        raise ClosedError("the interpreter ends: daemon threads are not served any more")
+
+
 def _tell_of_end() -> None:
+    global _ender
+    _ender = threading.get_ident()
+    deadline = time.monotonic() + LAST_CALL_S
     for listener in list(_listeners):
         try:
-            listener.interpreter_ends()
+            listener.interpreter_ends(deadline)
         except Exception:
             logger.exception("%r could not end with the interpreter", listener)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 
 from gramary.errors import LoadError
+from gramary.lifetime import require_interpreter
 from gramary.loading import LoadLedger, ShardOrder, route_rows
 from gramary.native.threads import require_num_threads
 from gramary.placement import Placement, shard_range
@@ -84,6 +85,7 @@ class RowStore:
                     done_bytes += tier.nbytes
                     continue
                 for num_bytes in _fill(tier, layout):
+                    require_interpreter()
                     done_bytes += num_bytes
                     if progress is not None:
                         progress(done_bytes, all_bytes)

@@ -142,8 +142,9 @@ class Table(Closing):
         )
         table = cls(RowStore(request))
         try:
-            table._store.load_files(progress)
-            table._reader.get()
+            with table._life.using():
+                table._store.load_files(progress)
+                table._reader.get()
         except BaseException:
             table.close()
             raise

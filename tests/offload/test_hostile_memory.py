@@ -95,7 +95,7 @@ def await_unmapped(server: RowServer, inode: int) -> None:
 # Inputs that were given up.
 
 
-NUM_BIG = 1 << 18
+NUM_BIG = 1 << 19
 
 
 def give_up_and_ask_again(tables: list[Table], connector: Connector) -> None:

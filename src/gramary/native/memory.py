@@ -135,7 +135,7 @@ class _Mappings:
         self.all: weakref.WeakSet[Mapped] = weakref.WeakSet()
         tell_of_process(self)
 
-    def interpreter_ends(self) -> None:
+    def interpreter_ends(self, deadline: float) -> None:  # noqa: ARG002
         """Lets go of every mapping, and leaves the memory to threads that may be reading it."""
         _core.keep_all_mappings()
         for mapping in list(self.all):
@@ -145,7 +145,8 @@ class _Mappings:
             _core.ignore_leaks()
 
     def forked(self) -> None:
-        """Does nothing: the child has the same memory at the same addresses."""
+        """Has the child blame nobody for what its parent's threads stood in."""
+        _core.ignore_leaks()
 
 
 _mappings = _Mappings()

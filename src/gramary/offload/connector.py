@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
+import time
 import weakref
 from collections import Counter
 from collections.abc import Sequence
@@ -43,10 +44,6 @@ from gramary.reading.arguments import result_buffer
 from gramary.settings import Settings, chosen_settings
 from gramary.table import Table
 from gramary.tracing import Span, SpanLog
-
-# How long the end of the interpreter waits for a call of another thread; longer than a waiting one
-# takes to notice that the service has stopped.
-LAST_CALL_S = 1.0
 
 
 class Connector(Closing):
@@ -346,7 +343,7 @@ class Connector(Closing):
             self._parts.close()
             self._finalizer.detach()
 
-    def interpreter_ends(self) -> None:
+    def interpreter_ends(self, deadline: float) -> None:
         """Ends the service and refuses calls from now on; unmaps nothing.
 
         A thread that waits meanwhile is told that the service has stopped.
@@ -356,7 +353,7 @@ class Connector(Closing):
         self._is_closed = True
         if self._parts.service is not None:
             self._parts.service.stop()
-        is_ours = self._lock.acquire(timeout=LAST_CALL_S)
+        is_ours = self._lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
         try:
             if self._parts.side is not None:
                 self._parts.side.close()

@@ -273,9 +273,12 @@ class CudaSide(Side):
     def close(self) -> None:
         """Lets every stream go, waits until none reads the shared memory, ends the watchdog."""
         self.watchdog.give_all_up("the connector was closed")
-        with self._streams.on_device():
-            self._streams.synchronize()
-        self.watchdog.stop()
+        try:
+            with self._streams.on_device():
+                self._streams.synchronize()
+        finally:
+            # Whatever the device says: a thread that stays would keep the memory and the service.
+            self.watchdog.stop()
 
     def _slot_of_stream(self) -> DeviceSlot:
         key = self._streams.key()

@@ -1,0 +1,53 @@
+"""Kind 8: an interpreter that ends, in whatever way and with whoever inside, crashes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import leaving_stage
+import pytest
+
+PROGRAM = """
+import functools
+from leaving_stage import CALLS, WAYS, leave_from_inside, leave_with_all_inside, main
+stories = {way: functools.partial(leave_with_all_inside, way) for way in WAYS}
+stories |= {call: functools.partial(leave_from_inside, call) for call in CALLS}
+main(stories)
+"""
+
+
+@pytest.fixture(scope="module")
+def ends() -> dict[str, tuple[int, str]]:
+    """How each program ended, by its name: exit code and what it said."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+# A crash, or an object that is left behind, by those who tell of it.
+COMPLAINTS = re.compile("nanobind|leaked|Fatal|terminate called|core dumped|could not end with")
+
+
+@pytest.mark.parametrize("way", leaving_stage.WAYS)
+def test_kind_8_every_way_of_leaving(ends: dict[str, tuple[int, str]], way: str) -> None:
+    """Threads are inside `wait`, `embed`, `lookup` and `Table.open` meanwhile."""
+    code, said = ends[way]
+    assert code == leaving_stage.WAYS[way][1], said[-2000:]
+    assert not COMPLAINTS.search(said), said
+
+
+@pytest.mark.parametrize("call", leaving_stage.CALLS)
+def test_kind_8_a_daemon_thread_inside_each_call(
+    ends: dict[str, tuple[int, str]], call: str
+) -> None:
+    code, said = ends[call]
+    assert code == 5, said[-2000:]
+    assert not COMPLAINTS.search(said), said
