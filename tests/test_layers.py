@@ -10,8 +10,10 @@ PACKAGE = Path(__file__).parent.parent / "src" / "gramary"
 LAYERS = {
     "errors": 0,
     "arguments": 0,
+    "process_events": 0,
     "native": 0,
     "lifetime": 0,
+    "process_bound": 0,
     "settings": 0,
     "stats": 0,
     "receipt_head": 0,
@@ -41,6 +43,7 @@ LAYERS = {
     "storage": 4,
     "row_store": 4,
     "reading": 4,
+    "reopening": 4,
     "table": 4,
     "ple": 4,
     "slots": 4,

@@ -31,10 +31,23 @@ GramaryError
 from __future__ import annotations
 
 import os
+from typing import Any
 
 
 class GramaryError(Exception):
     """Root of every error that gramary raises for a user's mistake or a failing machine."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Some are built of more than their message; a worker process hands them on whole.
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[GramaryError], arguments: tuple[Any, ...], facts: dict[str, Any]) -> Any:
+    """Returns an error as it was in the process that raised it."""
+    error = kind.__new__(kind, *arguments)
+    error.args = arguments
+    error.__dict__.update(facts)
+    return error
 
 
 class ArgumentError(GramaryError, ValueError):

@@ -1,15 +1,8 @@
-"""How things end: `with` closes them, close waits for users, and who must be closed before.
-
-The interpreter ends without waiting for daemon threads, and a forked child has none of its
-parent's threads: whatever threads depend on is told of both.
-"""
+"""How things end: `with` closes them, close waits for users, and who must be closed before."""
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import logging
-import os
 import threading
 import time
 import weakref
@@ -19,8 +12,7 @@ from typing import Protocol, Self
 
 from gramary.errors import ClosedError
 from gramary.native.gate import LOOK_EVERY_S, Gate
-
-logger = logging.getLogger("gramary")
+from gramary.process_events import require_interpreter, tell_of_process
 
 
 class Closable(Protocol):
@@ -125,59 +117,4 @@ class Lifetime:
             pass
 
 
-class ProcessListener(Protocol):
-    """What depends on threads of this process.
-
-    At the end of the interpreter daemon threads may stand in any call. A thread that is inside an
-    operation of torch then ends the process with SIGABRT (torch's own flaw), so calls that are
-    under way get a moment to return, and later ones of other threads are refused. Functions of
-    `atexit` that were registered earlier run later, and may call on.
-    """
-
-    def interpreter_ends(self, deadline: float) -> None:
-        """Ends threads of its own, waits for calls of others until a time; unmaps nothing."""
-
-    def forked(self) -> None:
-        """Called in a forked child, which has the forking thread alone."""
-
-
-# How long the end of the interpreter waits for calls of other threads.
-LAST_CALL_S = 1.0
-
-_listeners: weakref.WeakSet[ProcessListener] = weakref.WeakSet()
-# The thread that ends the interpreter, once it does.
-_ender: int | None = None
-
-
-def tell_of_process(listener: ProcessListener) -> None:
-    """Has a listener told when the interpreter ends, and in forked children; held weakly."""
-    _listeners.add(listener)
-
-
-def require_interpreter() -> None:
-    """Raises ClosedError in every thread but the one that ends the interpreter, once it does."""
-    if _ender is not None and _ender != threading.get_ident():
-        raise ClosedError("the interpreter ends: daemon threads are not served any more")
-
-
-def _tell_of_end() -> None:
-    global _ender
-    _ender = threading.get_ident()
-    deadline = time.monotonic() + LAST_CALL_S
-    for listener in list(_listeners):
-        try:
-            listener.interpreter_ends(deadline)
-        except Exception:
-            logger.exception("%r could not end with the interpreter", listener)
-
-
-def _tell_of_fork() -> None:
-    for listener in list(_listeners):
-        listener.forked()
-
-
-atexit.register(_tell_of_end)
-os.register_at_fork(after_in_child=_tell_of_fork)
-
-
-__all__ = ["Closable", "Closing", "Lifetime", "ProcessListener", "tell_of_process"]
+__all__ = ["Closable", "Closing", "Lifetime"]

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 
 from gramary.errors import LoadError
-from gramary.lifetime import require_interpreter
 from gramary.loading import LoadLedger, ShardOrder, route_rows
 from gramary.native.threads import require_num_threads
 from gramary.placement import Placement, shard_range
+from gramary.process_events import require_interpreter
 from gramary.row_layout import RowLayout
 from gramary.row_stream import read_in_order, read_rows, stream_rows
 from gramary.shard_rows import shard_rows

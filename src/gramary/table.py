@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from typing import Any
 
 import torch
 
@@ -18,6 +19,7 @@ from gramary.placement import Placement, require_fitting
 from gramary.reading import compiled
 from gramary.reading.arguments import flat_row_ids, require_device, result_buffer
 from gramary.reading.late import LateReader
+from gramary.reopening import OpenRecipe, require_reopenable
 from gramary.row_layout import TableSource
 from gramary.row_store import Progress, RowStore
 from gramary.settings import Settings, chosen_settings
@@ -35,6 +37,9 @@ class Table(Closing):
     Made by `Table.open` from files, or by `Table.empty` and loaded shard by shard. Lookups may
     run on any number of threads; `close` waits for them. Rows carry no gradient.
 
+    A copy, deep or not, is the table itself. A pickle of one that was opened by a path, with its
+    rows on disk or shared, opens it again in another process; any other is refused.
+
     Attributes:
         spec: geometry and hash constants.
         codec: encoding of the rows.
@@ -51,6 +56,8 @@ class Table(Closing):
         self._calls = CallCounter()
         self._reader = LateReader(store)
         self.handle: int = opaque.register(self)
+        # Set where the table can be opened again by a path.
+        self._recipe: OpenRecipe | None = None
 
     @classmethod
     def open(
@@ -92,17 +99,18 @@ class Table(Closing):
             RowReadError: a file cannot be read.
             ArgumentError: an argument is out of its range.
         """
-        return cls.from_source(
-            open_source(path, layer),
-            placement=placement,
-            device=device,
-            kv_bytes=kv_bytes,
-            shard=shard,
-            shard_by=shard_by,
-            share=share,
-            settings=settings,
-            progress=progress,
-        )
+        source = open_source(path, layer)
+        options: dict[str, Any] = {
+            "placement": placement,
+            "device": device,
+            "kv_bytes": kv_bytes,
+            "shard": shard,
+            "shard_by": shard_by,
+            "share": share,
+            "settings": settings,
+        }
+        recipe = OpenRecipe(os.path.abspath(path), layer, source.model_id, options)
+        return cls._open_by(recipe, source, progress)
 
     @classmethod
     def from_source(
@@ -393,6 +401,33 @@ class Table(Closing):
         """
         with self._life.using():
             self._store.check_integrity()
+
+    def __copy__(self) -> Table:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Table:
+        # Rows are never written, and closing is for all who hold the table.
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        with self._life.using():
+            return Table._reopen, (require_reopenable(self._recipe, self._store.placement),)
+
+    @classmethod
+    def _reopen(cls, recipe: OpenRecipe) -> Table:
+        """Returns a table of another process, opened again in this one.
+
+        Raises:
+            CheckpointError: other rows lie there now.
+            GramaryError: as `open`.
+        """
+        return cls._open_by(recipe, recipe.find(), None)
+
+    @classmethod
+    def _open_by(cls, recipe: OpenRecipe, source: TableSource, progress: Progress | None) -> Table:
+        table = cls.from_source(source, **recipe.options, progress=progress)
+        table._recipe = recipe
+        return table
 
     def close_first(self, user: Closable) -> None:
         """Has `close` close somebody who reads the rows' memory directly, before it is gone.

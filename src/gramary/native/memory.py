@@ -9,8 +9,8 @@ import weakref
 
 import torch
 
-from gramary.lifetime import tell_of_process
 from gramary.native import _core
+from gramary.process_events import tell_of_process
 
 
 class Pages(enum.IntEnum):

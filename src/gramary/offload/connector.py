@@ -24,7 +24,7 @@ import torch
 from gramary.arguments import require_integer, require_type
 from gramary.batch import Batch
 from gramary.errors import ArgumentError, ClosedError, GramaryError, RowFetchError
-from gramary.lifetime import Closing, tell_of_process
+from gramary.lifetime import Closing
 from gramary.offload.batch_tensors import check_tokens, require_fit, tensors_for
 from gramary.offload.lanes import HostLane
 from gramary.offload.parts import Parts
@@ -40,13 +40,15 @@ from gramary.offload.setup import (
     ring_shape,
 )
 from gramary.offload.ticket import Claim, Ticket, own_copy
+from gramary.process_bound import ProcessBound
+from gramary.process_events import tell_of_process
 from gramary.reading.arguments import result_buffer
 from gramary.settings import Settings, chosen_settings
 from gramary.table import Table
 from gramary.tracing import Span, SpanLog
 
 
-class Connector(Closing):
+class Connector(Closing, ProcessBound):
     """Fetches rows of one or several tables for the batches of an engine.
 
     Calls come from one thread, the engine's. A table that is closed closes its connectors first. A
@@ -77,6 +79,11 @@ class Connector(Closing):
         RowFetchError: the worker process does not come up.
         DependencyError: CUDA tables need Triton and cuda-bindings.
     """
+
+    remedy = (
+        "its threads and memory are this process's; pass the table's path on, open the table and "
+        "make the connector there"
+    )
 
     def __init__(
         self,

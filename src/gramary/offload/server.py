@@ -26,6 +26,7 @@ import weakref
 from gramary.arguments import require_integer
 from gramary.lifetime import Closing
 from gramary.offload import channel
+from gramary.process_bound import ProcessBound
 from gramary.settings import Settings, chosen_settings, inherited_environment
 
 STOP_TIMEOUT_S = 5.0
@@ -37,7 +38,7 @@ MAX_PATH_BYTES = 107
 _KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH")
 
 
-class RowServer(Closing):
+class RowServer(Closing, ProcessBound):
     """A worker process, started here, that serves the connectors that come to its address.
 
     It ends by `close`, or when this process and every engine are gone. An engine that dies hurts no
@@ -54,6 +55,8 @@ class RowServer(Closing):
     Raises:
         ArgumentError: `num_ranks` is out of its range, or the settings are none.
     """
+
+    remedy = "it is this process's; pass its address on, for Connector(server=address)"
 
     def __init__(self, num_ranks: int, *, settings: Settings | None = None) -> None:
         num_ranks = require_integer("num_ranks", num_ranks, 1)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import time
 import weakref
+from typing import ClassVar
 
 from gramary.batch import Batch
 from gramary.offload.ring import SlotPlaces
+from gramary.process_bound import ProcessBound
 
 
 @dataclasses.dataclass(eq=False)
@@ -85,7 +87,7 @@ class Claim:
         return f"{number}{lane} ({self.num_requests} request(s), {self.num_tokens} token(s))"
 
 
-class Ticket:
+class Ticket(ProcessBound):
     """A caller's hold on rows under way, from `Connector.request` until every layer was awaited.
 
     Whoever has it waits for the rows, or cancels them. One that is dropped is given up by the
@@ -94,6 +96,11 @@ class Ticket:
     Attributes:
         claim: what the connector holds for it.
     """
+
+    remedy: ClassVar[str] = (
+        "its rows arrive in the memory of the connector that gave it; wait for them there, and "
+        "pass them on"
+    )
 
     __slots__ = ("__weakref__", "claim")
 

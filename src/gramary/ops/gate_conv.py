@@ -10,11 +10,12 @@ from __future__ import annotations
 import dataclasses
 import enum
 import importlib
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
 
 from gramary.errors import ArgumentError, DependencyError, UnsupportedError
+from gramary.process_bound import ProcessBound
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MODES = ("decode", "mixed")
@@ -168,7 +169,7 @@ class Backend(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(ProcessBound):
     """A compiled plan; `gramary.ple.plan` makes it.
 
     Attributes:
@@ -179,6 +180,10 @@ class Plan:
         debug_checks: find two live requests in one slot before every run (reads the device).
     """
 
+    remedy: ClassVar[str] = (
+        "what it compiled is this process's; make it there with gramary.ple.plan(caps)"
+    )
+
     caps: Caps
     scratch_nbytes: int
     backend: Backend = dataclasses.field(repr=False)
@@ -187,11 +192,15 @@ class Plan:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Binding:
+class Binding(ProcessBound):
     """Checked tensors of one plan; `gramary.ple.bind` makes it and says what each one is.
 
     `spans` are the pieces of memory the tensors occupy, kept for the checks of later arguments.
     """
+
+    remedy: ClassVar[str] = (
+        "it stands for tensors at their addresses; bind the tensors there with gramary.ple.bind()"
+    )
 
     plan: Plan
     scratch: torch.Tensor

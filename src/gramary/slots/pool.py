@@ -13,6 +13,7 @@ from gramary.errors import ArgumentError, SlotError
 from gramary.ops.gate_conv import Caps, ExportStatus
 from gramary.ple import from_chronological, to_chronological
 from gramary.ple.checks import check_pool
+from gramary.process_bound import ProcessBound
 from gramary.slots.blob import WindowBlob
 from gramary.slots.records import (
     MAX_POSITION,
@@ -25,7 +26,7 @@ from gramary.slots.records import (
 Holder = TypeVar("Holder", Tenure, WindowCheckpoint)
 
 
-class SlotPool:
+class SlotPool(ProcessBound):
     """Hands out window slots, checks what the host knows, keeps windows for prefix reuse.
 
     Call order of a request: `acquire` or `restore`, then before each run `advance`, at last
@@ -48,6 +49,11 @@ class SlotPool:
         ArgumentError: conv_state does not fit the caps, or a protected slot lies outside it; in
             every method, an argument is of the wrong type.
     """
+
+    remedy = (
+        "plans are bound to its windows, and not to a copy's; move a window with export_blob() and "
+        "import_blob()"
+    )
 
     def __init__(
         self,

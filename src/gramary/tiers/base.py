@@ -15,9 +15,10 @@ from collections.abc import Mapping
 import torch
 
 from gramary.errors import ArgumentError
+from gramary.process_bound import ProcessBound
 
 
-class Tier(abc.ABC):
+class Tier(abc.ABC, ProcessBound):
     """One place that holds rows first_row .. first_row + num_rows - 1, encoded.
 
     Attributes:
@@ -28,6 +29,8 @@ class Tier(abc.ABC):
         is_filled: whether the rows are there already and must not be written (another process
             filled memory that is shared).
     """
+
+    remedy = "its rows lie where this process put them; hand Table.stats() or the table on instead"
 
     name: str
     is_filled = False
@@ -69,7 +72,7 @@ class Tier(abc.ABC):
         fill while loading; None where rows come by `write` alone. Valid until `close`."""
         return None
 
-    def finish_writing(self) -> None:  # noqa: B027 - most tiers have nothing to do then
+    def finish_writing(self) -> None:
         """Ends loading: called once, when every row was written; not where `is_filled`."""
 
     @abc.abstractmethod
@@ -92,5 +95,5 @@ class Tier(abc.ABC):
     def close(self) -> None:
         """Gives all storage, descriptors and threads back; a second call does nothing."""
 
-    def check_integrity(self) -> None:  # noqa: B027 (memory has nothing to compare with)
+    def check_integrity(self) -> None:
         """Raises a GramaryError where what the tier holds is no longer what was loaded."""
