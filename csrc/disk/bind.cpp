@@ -69,8 +69,8 @@ void open_reader(BoundReader* self, std::vector<std::string> paths, std::uintptr
     std::vector<FileIdentity> files;
     std::vector<std::int64_t> file_bytes;
     const auto* facts = reinterpret_cast<const std::int64_t*>(identities);
-    for (std::size_t i = 0; i < paths.size(); ++i, facts += 4) {
-        files.push_back({paths[i], facts[0], facts[1], facts[2], facts[3]});
+    for (std::size_t i = 0; i < paths.size(); ++i, facts += 5) {
+        files.push_back({paths[i], facts[0], facts[1], facts[2], facts[3], facts[4]});
         file_bytes.push_back(facts[0]);
     }
     RowMap map(copy_records<RowRun>(runs, num_runs), copy_records<RowPart>(parts, num_parts),

@@ -102,4 +102,15 @@ FragmentCounts count(std::span<const Fragment> fragments) {
     return counts;
 }
 
+void list_files(std::span<const Fragment> fragments, std::vector<std::int64_t>& files) {
+    files.clear();
+    for (auto at = fragments.begin(); at != fragments.end();) {
+        const std::int64_t file = file_of(at->address);
+        files.push_back(file);
+        at = std::partition_point(at, fragments.end(), [file](const Fragment& fragment) {
+            return file_of(fragment.address) == file;
+        });
+    }
+}
+
 }  // namespace gramary

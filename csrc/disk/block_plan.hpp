@@ -56,4 +56,7 @@ struct FragmentCounts {
 };
 FragmentCounts count(std::span<const Fragment> fragments);
 
+// Replaces `files` by those that fragments in the order of their addresses lie in, each once.
+void list_files(std::span<const Fragment> fragments, std::vector<std::int64_t>& files);
+
 }  // namespace gramary

@@ -21,11 +21,16 @@ constexpr std::uint32_t kDirectReadBytes = 8192;
 constexpr int kPreadThreads = 32;
 constexpr std::size_t kMaxIdleScratch = 2;
 
+ReadFailure replaced(std::int64_t file) {
+    return {ReadFailure::Kind::replaced, make_address(file, 0), ESTALE};
+}
+
 }  // namespace
 
 struct DiskReader::Scratch {
     RowLocator locator;
     std::vector<Fragment> fragments;
+    std::vector<std::int64_t> files;  // that they lie in
     std::vector<BlockRead> reads;
     ReadPlanner planner;
     CachedPass pass;
@@ -127,19 +132,31 @@ std::optional<ReadFailure> DiskReader::read(std::span<const std::int64_t> row_id
 }
 
 // The failure of a batch that has rows of a file which is known to have changed.
-std::optional<ReadFailure> DiskReader::find_replaced(std::span<const Fragment> fragments) {
+std::optional<ReadFailure> DiskReader::find_known_change(std::span<const std::int64_t> files) {
     if (!watch_.has_changes()) return std::nullopt;
-    for (const Fragment& fragment : fragments) {
-        const std::int64_t file = file_of(fragment.address);
-        if (!watch_.is_changed(file)) continue;
-        return ReadFailure{ReadFailure::Kind::replaced, make_address(file, 0), ESTALE};
+    for (const std::int64_t file : files) {
+        if (watch_.is_changed(file)) return replaced(file);
     }
     return std::nullopt;
 }
 
-// Reads the fragments of one piece.
+// The failure of a batch that was read from a file while it changed, or after.
+std::optional<ReadFailure> DiskReader::find_changed(std::span<const std::int64_t> files) {
+    for (const std::int64_t file : files) {
+        if (!watch_.is_as_opened(file)) return replaced(file);
+    }
+    return std::nullopt;
+}
+
+// Reads the fragments of one piece, and looks at their files once all bytes are there.
 std::optional<ReadFailure> DiskReader::read_located(std::uint8_t* out, Scratch& scratch) {
-    if (const auto failure = find_replaced(scratch.fragments)) return failure;
+    list_files(scratch.fragments, scratch.files);
+    if (const auto failure = find_known_change(scratch.files)) return failure;
+    if (const auto failure = read_fragments(out, scratch)) return failure;
+    return find_changed(scratch.files);
+}
+
+std::optional<ReadFailure> DiskReader::read_fragments(std::uint8_t* out, Scratch& scratch) {
     const auto [num_addresses, num_blocks] = count(scratch.fragments);
     DiskStats::add(stats_.num_blocks, num_blocks);
     DiskStats::add(stats_.num_distinct_rows, num_addresses / map_.parts_per_row());

@@ -54,7 +54,7 @@ class DiskReader {
 
     const RowMap& map() const noexcept { return map_; }
     const FileSet& files() const noexcept { return files_; }
-    const FileWatch& watch() const noexcept { return watch_; }
+    FileWatch& watch() noexcept { return watch_; }
     const DiskStats& stats() const noexcept { return stats_; }
     const char* backend_name() const noexcept { return backend_->name(); }
     // For tests: lets batches from now on fail or wait. Not while a read is running.
@@ -65,8 +65,10 @@ class DiskReader {
  private:
     struct Scratch;
     struct ScratchLoan;
-    std::optional<ReadFailure> find_replaced(std::span<const Fragment> fragments);
+    std::optional<ReadFailure> find_known_change(std::span<const std::int64_t> files);
+    std::optional<ReadFailure> find_changed(std::span<const std::int64_t> files);
     std::optional<ReadFailure> read_located(std::uint8_t* out, Scratch& scratch);
+    std::optional<ReadFailure> read_fragments(std::uint8_t* out, Scratch& scratch);
     std::optional<ReadFailure> read_cached_part(std::uint8_t* out, Scratch& scratch,
                                                 bool asks_first);
     std::optional<ReadFailure> run_backend(std::uint8_t* out, Scratch& scratch, bool direct);

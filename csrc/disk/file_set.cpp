@@ -47,10 +47,12 @@ int open_retrying(const char* path, int flags) {
 }  // namespace
 
 FileIdentity identify(const std::string& path, const struct stat& facts) {
-    return {
-        path, facts.st_size, static_cast<std::int64_t>(facts.st_dev),
-        static_cast<std::int64_t>(facts.st_ino),
-        static_cast<std::int64_t>(facts.st_mtim.tv_sec) * 1'000'000'000 + facts.st_mtim.tv_nsec};
+    return {path,
+            facts.st_size,
+            static_cast<std::int64_t>(facts.st_dev),
+            static_cast<std::int64_t>(facts.st_ino),
+            nanoseconds(facts.st_mtim),
+            nanoseconds(facts.st_ctim)};
 }
 
 FileDescriptor::~FileDescriptor() {

@@ -33,9 +33,14 @@ struct FileIdentity {
     std::int64_t device;
     std::int64_t inode;
     std::int64_t mtime_ns;
+    std::int64_t ctime_ns;  // of the last change of bytes or attributes; nobody can put it back
 
     bool operator==(const FileIdentity&) const = default;
 };
+
+inline std::int64_t nanoseconds(const timespec& time) noexcept {
+    return static_cast<std::int64_t>(time.tv_sec) * 1'000'000'000 + time.tv_nsec;
+}
 
 // The identity of what a stat of `path` found.
 FileIdentity identify(const std::string& path, const struct stat& facts);

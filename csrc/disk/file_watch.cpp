@@ -1,7 +1,9 @@
 #include "disk/file_watch.hpp"
 
-#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 
 namespace gramary {
@@ -11,29 +13,48 @@ std::int64_t now_ns() noexcept {
     return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
 }
 
-struct Difference {
-    bool in_identity = false;  // another file has the name
-    bool in_size = false;
-    bool in_time = false;
-};
+// The C library's own goes through the path lookup of newfstatat, which costs as much again.
+bool ask(int fd, struct stat& facts) noexcept {
+#if defined(SYS_fstat) && defined(__LP64__)
+    return ::syscall(SYS_fstat, fd, &facts) == 0;
+#else
+    return ::fstat(fd, &facts) == 0;
+#endif
+}
 
-// How the file that has the name now differs from the one that was opened; where nobody has the
-// name, how the open one does.
-Difference compare(const FileIdentity& opened, int fd) noexcept {
+// Whether the size or the time of the last write is another one.
+bool differs(const FileIdentity& opened, const struct stat& facts) noexcept {
+    return facts.st_size != opened.bytes || nanoseconds(facts.st_mtim) != opened.mtime_ns;
+}
+
+// Whether another file has the name that this one was opened by.
+bool leads_elsewhere(const FileIdentity& opened) noexcept {
     struct stat facts;
-    if (::stat(opened.path.c_str(), &facts) != 0 && ::fstat(fd, &facts) != 0) return {};
-    const FileIdentity now = identify(opened.path, facts);
-    return {now.device != opened.device || now.inode != opened.inode, now.bytes != opened.bytes,
-            now.mtime_ns != opened.mtime_ns};
+    if (::stat(opened.path.c_str(), &facts) != 0) return false;
+    return static_cast<std::int64_t>(facts.st_dev) != opened.device ||
+           static_cast<std::int64_t>(facts.st_ino) != opened.inode;
 }
 
 }  // namespace
 
-FileWatch::FileWatch(const FileSet& files, bool ignores_times)
+FileWatch::FileWatch(const FileSet& files, bool has_checksums)
     : files_(files),
-      ignores_times_(ignores_times),
-      changed_(static_cast<std::size_t>(files.size())),
-      looked_at_ns_(now_ns()) {}
+      has_checksums_(has_checksums),
+      notes_(files),
+      ctimes_(at(files.size())),
+      changed_(at(files.size())),
+      looked_at_ns_(now_ns()) {
+    for (std::int64_t file = 0; file < files_.size(); ++file) {
+        ctimes_[at(file)].store(files_.identity(file).ctime_ns, std::memory_order_relaxed);
+        struct stat facts;
+        // What was written before the kernel began to take notes.
+        if (ask(files_.buffered_fd(file), facts) &&
+            identify(files_.identity(file).path, facts) == files_.identity(file)) {
+            continue;
+        }
+        throw FileSet::OpenFailure{file, ESTALE, "the file was changed while it was opened"};
+    }
+}
 
 bool FileWatch::has_changes() {
     const std::int64_t now = now_ns();
@@ -42,23 +63,48 @@ bool FileWatch::has_changes() {
     return has_changes_.load(std::memory_order_acquire);
 }
 
-void FileWatch::look() noexcept {
+void FileWatch::look() {
     bool has_any = false;
     for (std::int64_t file = 0; file < files_.size(); ++file) {
-        const FileIdentity& opened = files_.identity(file);
-        const Difference difference = compare(opened, files_.buffered_fd(file));
-        const bool was_written_to = difference.in_time && !ignores_times_;
-        const bool is_changed = difference.in_identity || was_written_to;
-        changed_[static_cast<std::size_t>(file)].store(is_changed, std::memory_order_relaxed);
+        const bool is_changed = leads_elsewhere(files_.identity(file)) || !is_as_opened(file);
+        changed_[at(file)].store(is_changed, std::memory_order_relaxed);
         has_any |= is_changed;
     }
     has_changes_.store(has_any, std::memory_order_release);
 }
 
-std::int64_t FileWatch::find_changed() const noexcept {
+bool FileWatch::is_as_opened(std::int64_t file) {
+    struct stat facts;
+    if (!ask(files_.buffered_fd(file), facts)) return false;
+    const bool is_known =
+        nanoseconds(facts.st_ctim) == ctimes_[at(file)].load(std::memory_order_relaxed);
+    if (is_known && (has_checksums_ || !differs(files_.identity(file), facts))) return true;
+    return judge(file, facts);
+}
+
+// Of a file whose change time moved; one that was written to or replaced comes here again with
+// every batch. `facts` are older than the notes that are taken here: what was written before them
+// is noted, what is written later moves the time once more.
+bool FileWatch::judge(std::int64_t file, const struct stat& facts) {
+    if (!has_checksums_ && is_written(file, facts)) return false;
+    if (leads_elsewhere(files_.identity(file))) return false;
+    ctimes_[at(file)].store(nanoseconds(facts.st_ctim), std::memory_order_relaxed);
+    return true;
+}
+
+bool FileWatch::is_written(std::int64_t file, const struct stat& facts) {
+    const FileIdentity& opened = files_.identity(file);
+    if (differs(opened, facts)) return true;
+    return nanoseconds(facts.st_ctim) != opened.ctime_ns && notes_.may_be_written(file);
+}
+
+std::int64_t FileWatch::find_changed() {
     for (std::int64_t file = 0; file < files_.size(); ++file) {
-        const Difference difference = compare(files_.identity(file), files_.buffered_fd(file));
-        if (difference.in_identity || difference.in_size || difference.in_time) return file;
+        struct stat facts;
+        if (!ask(files_.buffered_fd(file), facts) || is_written(file, facts) ||
+            leads_elsewhere(files_.identity(file))) {
+            return file;
+        }
     }
     return -1;
 }

@@ -19,23 +19,27 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class RowFile:
-    """One file that holds rows.
+    """One file that holds rows, in the state in which it was found.
+
+    A reader refuses a file that is in another state. Its bytes are as old as its change time, which
+    every write moves and which cannot be put back; so does a change of its owner, mode or links.
 
     Attributes:
         path: path to open; symbolic links are followed.
-        size: bytes of the file when it was described.
-        identity: (device, inode, modification time in ns) then; a reader that finds another file
-            under the path refuses it.
+        size: bytes of the file.
+        identity: (device, inode, modification time in ns).
+        changed_ns: change time (`st_ctime`) in ns.
     """
 
     path: str
     size: int
     identity: tuple[int, int, int]
+    changed_ns: int = 0
 
     @property
-    def changed_ns(self) -> int:
-        """When the file was last written to, in nanoseconds since 1970, as it says itself."""
-        return self.identity[2]
+    def version(self) -> tuple[int, int, int]:
+        """Size, modification time and change time: others where the file was written to since."""
+        return self.size, self.identity[2], self.changed_ns
 
     @classmethod
     def from_path(cls, path: str | os.PathLike[str]) -> RowFile:
@@ -45,7 +49,8 @@ class RowFile:
     @classmethod
     def from_stat(cls, path: str | os.PathLike[str], stat: os.stat_result) -> RowFile:
         """Returns the description of a file from its `os.stat` or `os.fstat`."""
-        return cls(os.fspath(path), stat.st_size, (stat.st_dev, stat.st_ino, stat.st_mtime_ns))
+        identity = (stat.st_dev, stat.st_ino, stat.st_mtime_ns)
+        return cls(os.fspath(path), stat.st_size, identity, stat.st_ctime_ns)
 
 
 @dataclasses.dataclass(frozen=True)

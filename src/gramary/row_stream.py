@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import torch
@@ -142,7 +142,9 @@ def check_row_range(layout: RowLayout, first_row: int, num_rows: int) -> None:
 class RowReader(Closing):
     """Reads rows of one layout; a context manager that opens each file once, when it is needed.
 
-    Not thread-safe.
+    Rows are given out only where their files are, once they were read, still those that were
+    described: a write moves a file's change time before it changes a byte. Blocks with checksums
+    are either right or refused by themselves. Not thread-safe.
     """
 
     def __init__(self, layout: RowLayout) -> None:
@@ -159,7 +161,8 @@ class RowReader(Closing):
 
         Raises:
             ArgumentError: the rows are not all in the table, or `out` does not fit.
-            RowReadError: a file cannot be read, is too short, or is not the one described.
+            RowReadError: a file cannot be read, is too short, or is not the one described (ESTALE
+                where it was written to or replaced since); `out` is undefined then.
             ChecksumError: a block of a pack was altered.
         """
         row_bytes = self._layout.row_bytes
@@ -170,10 +173,13 @@ class RowReader(Closing):
                 f"on {out.device}"
             )
         check_row_range(self._layout, first_row, out.shape[0])
+        touched: set[int] = set()
         for run, begin, end in self._pieces(first_row, first_row + out.shape[0]):
             rows = out[run.first_row + begin - first_row : run.first_row + end - first_row]
             for part in run.parts:
                 self._read_part(part, begin, end, rows)
+                touched.add(part.file)
+        self._check(touched)
 
     def spans(self, first_row: int, end_row: int) -> Iterator[Span]:
         """Yields the bytes that reading rows touches, in the order they are read."""
@@ -183,13 +189,8 @@ class RowReader(Closing):
                 yield Span(self._open(part.file), part.byte_of(begin), last)
 
     def check_unchanged(self) -> None:
-        """Raises RowReadError (ESTALE) where a file was written to since it was described.
-
-        What was read before would be rows of two tables. Blocks with checksums are either right or
-        refused by themselves.
-        """
-        for file in () if self._layout.block_checksums else self._descriptors:
-            self._check_described(file)
+        """Raises RowReadError (ESTALE) where any file read from until now was changed since."""
+        self._check(self._descriptors)
 
     def close(self) -> None:
         """Ends the threads and closes the files."""
@@ -293,16 +294,39 @@ class RowReader(Closing):
             self._check_described(file)
         return self._descriptors[file].fileno()
 
+    def _check(self, files: Iterable[int]) -> None:
+        for file in () if self._layout.block_checksums else files:
+            self._check_described(file)
+            self._check_name(file)
+
     def _check_described(self, file: int) -> None:
+        """Raises RowReadError (ESTALE) where the open file is not as it was described."""
         described = self._layout.files[file]
         found = RowFile.from_stat(described.path, os.fstat(self._descriptors[file].fileno()))
         if found != described:
-            raise RowReadError(
-                "the file changed since the table was found in it; open the table again",
-                file=described.path,
-                offset=0,
-                errno=errno.ESTALE,
-            )
+            raise self._changed(file)
+
+    def _check_name(self, file: int) -> None:
+        """Raises RowReadError (ESTALE) where another file has the name now.
+
+        A link that was pointed elsewhere moves no time of the file that it led to.
+        """
+        described = self._layout.files[file]
+        try:
+            named = os.stat(described.path)
+        except OSError:
+            # Nothing else can be read under this name.
+            return
+        if (named.st_dev, named.st_ino) != described.identity[:2]:
+            raise self._changed(file)
+
+    def _changed(self, file: int) -> RowReadError:
+        return RowReadError(
+            "the file changed since the table was found in it; open the table again",
+            file=self._layout.files[file].path,
+            offset=0,
+            errno=errno.ESTALE,
+        )
 
     def _error(self, file: int, offset: int, code: int) -> RowReadError:
         path = self._layout.files[file].path

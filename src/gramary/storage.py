@@ -226,5 +226,5 @@ def share_key(name: str | None, source: TableSource, settings: Settings) -> Shar
     """
     if name is None:
         return None
-    versions = tuple((file.size, file.changed_ns) for file in source.layout.files)
+    versions = tuple(file.version for file in source.layout.files)
     return ShareKey(settings.share_folder, name, source.model_id, source.codec, versions)

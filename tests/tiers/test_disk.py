@@ -59,28 +59,26 @@ def test_neighbours_in_one_block_are_read_once(tmp_path) -> None:
 
 
 @pytest.mark.behaviour(32)
-def test_shrunk_file_fails_that_request_alone(tmp_path) -> None:
+def test_a_short_read_names_its_place_and_a_file_that_was_cut_is_refused(tmp_path) -> None:
+    """Kind 14, behaviour 32: whatever the file's times say, and whatever it holds again."""
     rows = make_rows(1000, 160)
     layout = write_layout(tmp_path, rows)
     tier = DiskTier(layout, 0, 1000)
-    whole = Path(layout.files[0].path).read_bytes()
-    os.truncate(layout.files[0].path, 500 * 160 + 10)
-    # As if nothing had been: a file that was written to is refused once that is noticed.
-    times = layout.files[0].identity[2]
-    os.utime(layout.files[0].path, ns=(times, times))
+    path = layout.files[0].path
+    whole, times = Path(path).read_bytes(), layout.files[0].identity[2]
+    os.truncate(path, 500 * 160 + 10)
+    os.utime(path, ns=(times, times))
     with pytest.raises(RowReadError, match=r"short read") as caught:
         gather(tier, torch.tensor([3, 500]))
-    assert caught.value.file == layout.files[0].path
+    assert caught.value.file == path
     assert caught.value.offset == 500 * 160 + 10
     assert caught.value.errno == 0
-    kept = torch.arange(500)
-    assert torch.equal(gather(tier, kept), rows[kept])
-    with open(layout.files[0].path, "r+b") as file:
-        file.write(whole)
-    os.utime(layout.files[0].path, ns=(times, times))
-    everything = torch.arange(1000)
-    assert torch.equal(gather(tier, everything), rows)
-    os.utime(layout.files[0].path)
+    for content in (whole[: 500 * 160 + 10], whole):
+        Path(path).write_bytes(content)
+        os.utime(path, ns=(times, times))
+        with pytest.raises(RowReadError) as caught:
+            gather(tier, torch.arange(400))
+        assert caught.value.errno == errno.ESTALE
     with pytest.raises(RowReadError) as caught:
         tier.check_integrity()
     assert caught.value.errno == errno.ESTALE

@@ -69,12 +69,14 @@ def files_of(root: str) -> list[str]:
 
 
 def test_rows_of_files_that_were_changed_since_are_others(tmp_path, root) -> None:
-    """One row that the table's identity does not look at: who opens later gets the new one."""
+    """Kind 14: one row that the table's identity does not look at, and the old modification time;
+    who opens later gets the new row."""
     spec = small_spec()
     encoded, codec = encoded_table(spec, "fp8")
     model = write_table_folder(tmp_path, spec, encoded, codec)
     with open_shared((model, encoded), root) as first:
         model_id = open_source(model).model_id
+        times = {file: file.stat().st_mtime_ns for file in model.iterdir()}
         changed = encoded.clone()
         for row in range(len(changed)):
             changed[row, 0] ^= 1
@@ -83,6 +85,8 @@ def test_rows_of_files_that_were_changed_since_are_others(tmp_path, root) -> Non
                 break
             changed[row, 0] ^= 1
         assert not torch.equal(changed, encoded)
+        for file, time_ns in times.items():
+            os.utime(file, ns=(time_ns, time_ns))
         with open_shared((model, changed), root) as second:
             assert_rows(second, changed)
             assert_rows(first, encoded)

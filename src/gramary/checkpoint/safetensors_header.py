@@ -75,9 +75,10 @@ class TensorEntry:
         """
         try:
             with open(self.file.path, "rb") as opened:
-                found = RowFile.from_stat(self.file.path, os.fstat(opened.fileno()))
                 opened.seek(self.offset)
                 data = opened.read(self.nbytes)
+                # Afterwards: a write moves the change time before it changes a byte.
+                found = RowFile.from_stat(self.file.path, os.fstat(opened.fileno()))
         except OSError as error:
             raise CheckpointError(f"{self.file.path}: cannot be read: {error.strerror}") from error
         if found != self.file:

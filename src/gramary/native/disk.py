@@ -21,7 +21,8 @@ class FlatLayout:
 
     Attributes:
         paths: the files.
-        identities: int64 [files, 4]: bytes, device, inode, modification time in ns of each.
+        identities: int64 [files, 5]: bytes, device, inode, modification time and change time in ns
+            of each.
         runs: int64 [runs, 4]: first row, number of rows, first part, number of parts; ordered,
             together rows 0 .. num_rows - 1, all with the same number of parts.
         parts: int64 [parts, 7]: file, offset, width, column, rows_per_block, block_bytes, stride.
@@ -40,7 +41,7 @@ class FlatLayout:
     checksum_seed: int = 0
 
     def __post_init__(self) -> None:
-        shapes = {"identities": (len(self.paths), 4), "runs": (-1, 4), "parts": (-1, 7)}
+        shapes = {"identities": (len(self.paths), 5), "runs": (-1, 4), "parts": (-1, 7)}
         for name, (rows, columns) in shapes.items():
             array = getattr(self, name)
             fits = array.ndim == 2 and array.shape[1] == columns and rows in (-1, len(array))
@@ -126,8 +127,9 @@ class DiskReader:
         Raises:
             RowReadError: reading failed, or a file is shorter than it was; `out` is unspecified
                 and the next call starts afresh. With ESTALE, a file with some of the rows was
-                replaced (a rename over its name) or, if its blocks have no checksums, written to;
-                looked for once a second, so that rows of the old file may come until then.
+                replaced (a rename over its name) or, if its blocks have no checksums, written to
+                since it was opened: looked for after the reads, by its change time. A link that
+                was pointed elsewhere is looked for once a second.
             ChecksumError: a block of a pack was altered.
             RowIdError: a row id lies outside the table.
             ClosedError: the reader was closed.

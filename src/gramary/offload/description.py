@@ -117,7 +117,7 @@ def require_rows(extent: dict[str, Any], spec: HashSpec) -> tuple[int, int]:
 
 def layout_from(values: dict[str, Any]) -> RowLayout:
     """Returns a row layout from JSON values."""
-    files = [RowFile(f["path"], f["size"], tuple(f["identity"])) for f in values["files"]]
+    files = [RowFile(**{**file, "identity": tuple(file["identity"])}) for file in values["files"]]
     runs = [
         RowRun(run["first_row"], run["num_rows"], tuple(RowPart(**part) for part in run["parts"]))
         for run in values["runs"]

@@ -103,8 +103,7 @@ def stream_source(
             start = starts[index]
             rows = buffers[index % 2][: min(chunk_rows, end_row - start)]
             reader.read(start, rows)
-            # A change is found before rows of it are written: a build that is killed later leaves
-            # none that the next would take up.
+            # A change is found before rows of it are written, also in what was read before.
             reader.check_unchanged()
             return rows
 

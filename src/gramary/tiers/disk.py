@@ -77,7 +77,7 @@ class DiskTier(Tier):
 
         Raises:
             RowReadError: reading failed; the next call is unharmed. ESTALE: a file with some of
-                these rows was replaced or written to (looked for once a second).
+                these rows was replaced or written to since it was opened.
             ChecksumError: a block of a pack was altered.
             ClosedError: the tier was closed.
         """
@@ -111,12 +111,12 @@ def flatten_layout(layout: RowLayout) -> FlatLayout:
         runs.append((run.first_row, run.num_rows, len(parts), len(run.parts)))
         for part in run.parts:
             parts.append(dataclasses.astuple(part))
-    identities = [(file.size, *file.identity) for file in layout.files]
+    identities = [(file.size, *file.identity, file.changed_ns) for file in layout.files]
     # A part's fields stand in the order of the core's records; block_bytes is the sixth.
     checked = max((part[5] for part in parts), default=0) if layout.block_checksums else 0
     return FlatLayout(
         paths=tuple(file.path for file in layout.files),
-        identities=torch.tensor(identities, dtype=torch.int64, device="cpu").reshape(-1, 4),
+        identities=torch.tensor(identities, dtype=torch.int64, device="cpu").reshape(-1, 5),
         runs=torch.tensor(runs, dtype=torch.int64, device="cpu").reshape(-1, 4),
         parts=torch.tensor(parts, dtype=torch.int64, device="cpu").reshape(-1, 7),
         row_bytes=layout.row_bytes,

@@ -37,8 +37,8 @@ class ShareKey:
         name: what the user called it.
         model_id: identity of the table.
         codec: how its rows are encoded.
-        versions: size and time of the last change (ns) of each of the table's files: the identity
-            looks at some rows only, and rows of a file that was changed since are others.
+        versions: size, modification time and change time (ns) of each of the table's files: the
+            identity looks at some rows only, and rows of a file that was changed since are others.
 
     Raises:
         ArgumentError: the name cannot be part of a file's name.
@@ -48,7 +48,7 @@ class ShareKey:
     name: str
     model_id: str
     codec: Codec
-    versions: tuple[tuple[int, int], ...] = ()
+    versions: tuple[tuple[int, int, int], ...] = ()
 
     def __post_init__(self) -> None:
         check_share_name(self.name)
