@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import json
 import mmap
 import os
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal
 
 import torch
+import xxhash
 
 from gramary.codecs import Codec
 from gramary.errors import HashMismatchError, PackError, RowReadError
@@ -31,7 +33,7 @@ from gramary.pack.source_rows import stream_source
 from gramary.pack.verifying import verify_pack
 from gramary.row_layout import TableSource
 
-WRITER = "gramary pack writer 1"
+WRITER = "gramary pack writer 2"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +73,8 @@ def build_pack(
             nearest even.
         progress: called with (done_bytes, total_bytes) of source rows; from 0 again after the
             first pass that fp8 and nvfp4 need. Where a killed run is taken up, what it left is
-            checked first. A pack that is there is compared with a source that is newer.
+            checked first. A pack that is there is compared with the source, row by row, where it
+            was not built from the source's files as they are now.
 
     Returns:
         What was done.
@@ -81,7 +84,8 @@ def build_pack(
             the name, another process is building it, there is no room (with the numbers), or the
             file cannot be written; what was written stays for the next run to take up.
         ArgumentError: the codec is unknown or cannot hold the rows.
-        RowReadError: the source cannot be read, or was written to meanwhile (ESTALE).
+        RowReadError: the source cannot be read, or was written to or replaced meanwhile (ESTALE):
+            no pack is made, and nothing is left to take up.
     """
     path = os.path.abspath(os.fspath(out_path))
     if os.path.lexists(path):
@@ -97,7 +101,7 @@ def build_pack(
         if not left:
             file.reserve(header.geometry.file_bytes)
             _write_header(file, header)
-        # What changes in the source from now on is newer than the pack will be.
+        # For people and their tools: what changes from now on is newer than the pack will be.
         begun_ns = os.fstat(file.descriptor).st_mtime_ns
         recoder = Recoder(source.codec, header.codec)
         try:
@@ -114,21 +118,27 @@ def build_pack(
 
 def _describe(source: TableSource, codec: Codec) -> PackHeader:
     identity = SourceIdentity(source.model_id, source.codec.name, source.codec.scale)
-    return PackHeader(source.spec, codec, identity, WRITER)
+    return PackHeader(source.spec, codec, identity, f"{WRITER}, source state {_state_of(source)}")
+
+
+def _state_of(source: TableSource) -> str:
+    """Returns 32 digits for the state in which the source's files were found.
+
+    The identity looks at some rows only. As part of the metadata, which seeds the checksums, the
+    state keeps rows of another one out: blocks that were made from it are not right in this pack.
+    """
+    files = [(file.identity[1], *file.version) for file in source.layout.files]
+    return xxhash.xxh3_128_hexdigest(json.dumps(files).encode())
 
 
 def _is_of(header: PackHeader, source: TableSource, codec: str) -> bool:
-    """Whether a pack is the one that `source` gives in this codec."""
+    """Whether a pack is one of `source` in this codec, in whatever state its files were."""
     name = source.codec.name if codec == "keep" else codec
     expected = _describe(source, header.codec)
     return header.codec.name == name and (header.spec, header.source) == (
         expected.spec,
         expected.source,
     )
-
-
-def _last_change_ns(source: TableSource) -> int:
-    return max(file.changed_ns for file in source.layout.files)
 
 
 def _reuse(source: TableSource, path: str, codec: str, progress: Progress | None) -> PackReport:
@@ -141,23 +151,21 @@ def _reuse(source: TableSource, path: str, codec: str, progress: Progress | None
             f"{source.model_id}, got {header.codec.name} of model {header.source.model_id}; remove "
             f"it, or choose another name"
         )
-    if _last_change_ns(source) > os.stat(path).st_mtime_ns:
-        # Only written to since, or changed in rows that the identity does not look at?
+    if header != _describe(source, header.codec):
+        # Files that were copied or touched, or rows changed that the identity does not look at?
         verify_pack(path, against=source, progress=progress)
     return PackReport(path, "reused", header, 0, None)
 
 
 def _find_left(file: PartialFile, source: TableSource, codec: str) -> PackHeader | None:
-    """Returns the header of a killed run of the same build, or None."""
-    if _last_change_ns(source) > os.fstat(file.descriptor).st_mtime_ns:
-        # Its rows may be those of an older source, whose identity does not tell them apart.
-        return None
+    """Returns the header of a killed run of the same build, from the same files, or None."""
     for partial in (True, False):
         try:
             header = read_header(file.descriptor, file.path, partial=partial)
         except (PackError, HashMismatchError):
             continue
-        return header if header.writer == WRITER and _is_of(header, source, codec) else None
+        is_same = _is_of(header, source, codec) and header == _describe(source, header.codec)
+        return header if is_same else None
     return None
 
 

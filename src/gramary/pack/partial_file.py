@@ -41,14 +41,16 @@ class PartialFile(Closing):
     def __enter__(self) -> Self:
         self.descriptor = self._open_locked()
         with contextlib.suppress(OSError):
-            self._direct = os.open(self.path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
+            # By descriptor: the same file, whatever became of its name.
+            path = f"/proc/self/fd/{self.descriptor}"
+            self._direct = os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
         return self
 
     def close(self) -> None:
         """Closes the file and gives up its lock; more calls do nothing."""
         if self.descriptor < 0:
             return
-        if not self.num_bytes and _names_same_file(self.path, self.descriptor):
+        if not self.num_bytes:
             # Nothing was begun.
             self.remove()
         for descriptor in (self._direct, self.descriptor):
@@ -62,12 +64,16 @@ class PartialFile(Closing):
         return os.fstat(self.descriptor).st_size
 
     def reserve(self, num_bytes: int) -> None:
-        """Makes the file exactly so long, with all of it allocated.
+        """Empties the file and makes it exactly so long, zeroed, with all of it allocated.
 
         Raises:
             PackError: there is no room; the message has the numbers, and the file is removed.
         """
         try:
+            if self.num_bytes:
+                # What another build left is gone from the storage before this one begins.
+                os.ftruncate(self.descriptor, 0)
+                os.fsync(self.descriptor)
             os.ftruncate(self.descriptor, num_bytes)
             os.posix_fallocate(self.descriptor, 0, num_bytes)
         except OSError as error:
@@ -78,8 +84,9 @@ class PartialFile(Closing):
             ) from error
 
     def remove(self) -> None:
-        """Removes the file: nobody shall go on with it."""
-        os.unlink(self.path)
+        """Removes the file: no build shall go on with it."""
+        if _names_same_file(self.path, self.descriptor):
+            os.unlink(self.path)
 
     def write(self, offset: int, data: memoryview) -> None:
         """Writes all of `data`, which lies on a page boundary and is whole blocks long."""
@@ -116,6 +123,11 @@ class PartialFile(Closing):
             os.pwrite(self.descriptor, header, 0)
             os.utime(self.descriptor, ns=(time_ns, time_ns))
             os.fsync(self.descriptor)
+            if not _names_same_file(self.path, self.descriptor):
+                raise PackError(
+                    f"{self.path}: was removed or replaced while the pack was built in it; build "
+                    f"again"
+                )
             if os.path.lexists(self.out_path):
                 raise PackError(
                     f"{self.out_path}: something took this name while the pack was built; move it "

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 
-from gramary.errors import ArgumentError, ChecksumError, PackError
+from gramary.errors import ArgumentError, ChecksumError, PackError, RowReadError
 from gramary.native.blocks import find_bad_block
 from gramary.pack.block_reading import read_blocks
 from gramary.pack.header import PackHeader
@@ -58,16 +59,25 @@ def verify_pack(
         ChecksumError: a block was altered; the message names it and its rows.
         PackError: as `open_pack`, or a row differs from the source's; the message names the first.
         ArgumentError: `against` is another table than the pack was made from.
-        RowReadError: the pack or the source cannot be read.
+        RowReadError: the pack or the source cannot be read, or was changed meanwhile (ESTALE).
     """
     name = os.fspath(path)
+    error = None
     with open_file(name) as descriptor:
+        file = RowFile.from_stat(name, os.fstat(descriptor))
         header = read_header(descriptor, name)
         if against is not None:
             _check_same_table(header, name, against)
-        file = RowFile.from_stat(name, os.fstat(descriptor))
         _check_blocks(descriptor, name, header, progress)
-    error = None if against is None else _compare_rows(header, file, against, progress)
+        if against is not None:
+            error = _compare_rows(header, file, against, progress)
+        if RowFile.from_stat(name, os.fstat(descriptor)) != file:
+            raise RowReadError(
+                "the pack was changed while it was checked; check it again",
+                file=name,
+                offset=0,
+                errno=errno.ESTALE,
+            )
     return VerifyReport(name, header, header.geometry.num_blocks, error)
 
 
