@@ -14,6 +14,8 @@ class ProcessBound:
     original has given back.
     """
 
+    __slots__ = ()
+
     # What to do instead, as the end of a sentence.
     remedy: ClassVar[str]
 
