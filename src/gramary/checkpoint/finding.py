@@ -10,12 +10,20 @@ from typing import Any
 
 from gramary.checkpoint.hash_buffers import check_hash_buffers
 from gramary.checkpoint.model_files import ModelFiles, find_model_files
+from gramary.checkpoint.renamed_tensors import describe_renamed
 from gramary.checkpoint.shard_layout import lay_out_shards
 from gramary.checkpoint.table_codec import SCALE_OF_CODEC, read_codec
 from gramary.checkpoint.table_identity import identify_table
 from gramary.checkpoint.table_tensors import TableTensors, collect_tables
 from gramary.codecs import Codec
-from gramary.errors import ArgumentError, CheckpointError, TableNotFoundError
+from gramary.errors import (
+    ArgumentError,
+    CheckpointError,
+    HashMismatchError,
+    ScaleError,
+    ShardError,
+    TableNotFoundError,
+)
 from gramary.hashing import HashSpec, num_ple_layers
 from gramary.row_layout import RowLayout, TableSource
 
@@ -40,8 +48,9 @@ def open_checkpoint(folder: str | os.PathLike[str], layer: int | None = None) ->
         RowReadError: a sampled row cannot be read.
     """
     folder = Path(os.path.abspath(folder))
-    specs, tables = _read_tables(find_model_files(folder), folder)
-    return _describe(folder, specs[_choose(len(specs), layer, folder)], tables)
+    files = find_model_files(folder)
+    specs, tables = _read_tables(files, folder)
+    return _describe(files, specs[_choose(len(specs), layer, folder)], tables)
 
 
 def find_checkpoints(folder: str | os.PathLike[str]) -> tuple[TableSource, ...]:
@@ -65,7 +74,7 @@ def describe_tables(files: ModelFiles, config: object) -> tuple[TableSource, ...
         GramaryError: as `open_checkpoint`, for any of them.
     """
     specs, tables = _read_tables(files, config)
-    return tuple(_describe(files.folder, spec, tables) for spec in specs)
+    return tuple(_describe(files, spec, tables) for spec in specs)
 
 
 def _read_tables(
@@ -107,18 +116,26 @@ def _choose(num_tables: int, layer: int | None, folder: Path) -> int:
     return index
 
 
-def _describe(folder: Path, spec: HashSpec, tables: Mapping[int, TableTensors]) -> TableSource:
+def _describe(files: ModelFiles, spec: HashSpec, tables: Mapping[int, TableTensors]) -> TableSource:
     """Returns one table, checked."""
-    table = tables.get(spec.layer_id)
+    folder, table = files.folder, tables.get(spec.layer_id)
     if table is None or not table.shards:
         raise TableNotFoundError(
             f"{folder}: expected tensors *.layers.{spec.layer_id - 1}.ple.ple_embedding."
             f"ngram_embedding.shard_N.weight, as config.json names PLE on decoder layer "
-            f"{spec.layer_id}, found none; download all files of the model"
+            f"{spec.layer_id}, found none; "
+            f"{describe_renamed(files) or 'download all files of the model'}"
         )
-    check_hash_buffers(spec, table)
-    codec = read_codec(table, spec.row_dim)
-    layout = lay_out_shards(table, codec, spec.num_rows)
+    try:
+        check_hash_buffers(spec, table)
+        codec = read_codec(table, spec.row_dim)
+        layout = lay_out_shards(table, codec, spec.num_rows)
+    except (HashMismatchError, ScaleError, ShardError) as error:
+        # What is not found may be there under another name.
+        renamed = describe_renamed(files)
+        if renamed is None:
+            raise
+        raise type(error)(f"{error}; {renamed}") from None
     return TableSource(
         path=str(folder),
         kind="checkpoint",

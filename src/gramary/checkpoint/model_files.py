@@ -45,6 +45,10 @@ class ModelFiles:
     placed: Mapping[str, str]
     found_by: str | None = None
 
+    def names_for(self, tensor: str, name: str) -> bool:
+        """Whether the index names the file `name` for a tensor: it decides where two hold one."""
+        return self.placed.get(tensor) == name
+
 
 def find_model_files(folder: Path) -> ModelFiles:
     """Returns the files that hold the weights of the model in `folder`.

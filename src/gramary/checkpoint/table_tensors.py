@@ -1,7 +1,8 @@
 """The tensors of n-gram tables, picked out of a model's files by name.
 
 Names are those of transformers, under either prefix; shards are numbered, with or without leading
-zeros. Every other tensor of the model is left alone.
+zeros. Every other tensor of the model is left alone. Of a tensor that is there twice, the one that
+the index names counts.
 
 Source: `Qwen4ExpTextNGramEmbedding` of Hugging Face transformers 5.24 and its weight conversion
 `ngram_embedding.shard_*.weight`.
@@ -44,6 +45,7 @@ class TableTensors:
         block_scales: `shard_{i}.weight_scale` by number (nvfp4).
         scales: `weight_scale` (fp8) and `weight_scale_2` (nvfp4) by that name.
         buffers: the hash buffers by name.
+        named: those of them that the model's index places where they are.
     """
 
     layer_id: int
@@ -52,6 +54,7 @@ class TableTensors:
     block_scales: dict[int, TensorEntry] = dataclasses.field(default_factory=dict)
     scales: dict[str, TensorEntry] = dataclasses.field(default_factory=dict)
     buffers: dict[str, TensorEntry] = dataclasses.field(default_factory=dict)
+    named: set[TensorEntry] = dataclasses.field(default_factory=set)
 
     def entries(self) -> Iterator[TensorEntry]:
         """Yields every tensor of the table, shards first."""
@@ -67,30 +70,27 @@ def collect_tables(files: ModelFiles) -> dict[int, TableTensors]:
     """Returns the tables of a model by one-based decoder layer, from the files' headers.
 
     Raises:
-        ShardError: a shard is there twice, or not where the index says.
-        ScaleError: a scale is there twice.
+        ShardError: a shard is there twice and the index does not say which counts, or it is not
+            where the index says.
+        ScaleError: the same for a scale.
         CheckpointError: a file cannot be read or is malformed, or a tensor of a table has a name
             that belongs to no codec.
     """
-    tables: dict[int, TableTensors] = {}
-    found: dict[str, set[str]] = {}
-    for name in files.names:
-        path = files.folder / name
-        if files.placed and not os.path.exists(path):
-            # Whether it is missed shows below.
-            continue
-        for entry in read_header(path):
-            match = _match(entry.name)
-            if match is not None:
-                found.setdefault(entry.name, set()).add(name)
-                _add(tables, entry, match)
+    found = _find_tensors(files)
+    names_of_files: dict[str, set[str]] = {}
+    for each in found:
+        names_of_files.setdefault(each.entry.name, set()).add(each.file_name)
     for tensor, name in files.placed.items():
-        if _match(tensor) is not None and name not in found.get(tensor, ()):
+        if _match(tensor) is not None and name not in names_of_files.get(tensor, ()):
             problem = "does not hold it" if os.path.exists(files.folder / name) else "is missing"
             index = files.folder / (files.found_by or INDEX_FILE)
             raise ShardError(
                 f"{index}: expected {show(tensor)} in {name}, which {problem}; download it again"
             )
+    tables: dict[int, TableTensors] = {}
+    # Those that the index names come first: whatever else has their place gives way.
+    for each in sorted(found, key=lambda each: not each.is_named):
+        _add(tables, each)
     return tables
 
 
@@ -99,14 +99,40 @@ def is_of_table(name: str) -> bool:
     return _match(name) is not None
 
 
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """A tensor of a table in a file; `is_named` where the index places it in this file."""
+
+    entry: TensorEntry
+    match: re.Match[str]
+    file_name: str
+    is_named: bool
+
+
+def _find_tensors(files: ModelFiles) -> list[_Found]:
+    """Returns every tensor with a name of a table's, in the order of the files."""
+    found = []
+    for name in files.names:
+        path = files.folder / name
+        if files.placed and not os.path.exists(path):
+            # Whether it is missed shows later.
+            continue
+        for entry in read_header(path):
+            match = _match(entry.name)
+            if match is not None:
+                found.append(_Found(entry, match, name, files.names_for(entry.name, name)))
+    return found
+
+
 def _match(name: str) -> re.Match[str] | None:
     """Returns the parts of a table tensor's name; None for what is left alone."""
     match = _TABLE.fullmatch(name)
     return match if match and not _IGNORED.fullmatch(match["rest"]) else None
 
 
-def _add(tables: dict[int, TableTensors], entry: TensorEntry, match: re.Match[str]) -> None:
+def _add(tables: dict[int, TableTensors], found: _Found) -> None:
     """Puts a tensor into its place in its table; leaves alone what is part of none."""
+    entry, match = found.entry, found.match
     layer_id = int(match["layer"]) + 1
     table = tables.get(layer_id) or TableTensors(layer_id, match["prefix"])
     place = _place(table, match["rest"])
@@ -119,16 +145,23 @@ def _add(tables: dict[int, TableTensors], entry: TensorEntry, match: re.Match[st
         return
     group, key, error = place
     if match["prefix"] != table.prefix:
+        if table.named and not found.is_named:
+            return
         raise CheckpointError(
             f"{entry.file.path}: expected one name for the table of decoder layer {layer_id}, "
             f"found {show(table.prefix)} and {show(match['prefix'])}; remove one"
         )
     if key in group:
+        if group[key] in table.named and not found.is_named:
+            return
         raise error(
             f"expected one {show(entry.name)}, found {show(group[key].name)} in "
-            f"{group[key].file.path} and {show(entry.name)} in {entry.file.path}; remove one"
+            f"{group[key].file.path} and {show(entry.name)} in {entry.file.path}; remove one, or "
+            f"have {INDEX_FILE} name the right one"
         )
     group[key] = entry
+    if found.is_named:
+        table.named.add(entry)
     tables[layer_id] = table
 
 

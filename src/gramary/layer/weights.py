@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
-from gramary.checkpoint.model_files import find_model_files
+from gramary.checkpoint.model_files import ModelFiles, find_model_files
+from gramary.checkpoint.renamed_tensors import describe_renamed
 from gramary.checkpoint.safetensors_header import TensorEntry, read_header
 from gramary.errors import CheckpointError
 
@@ -33,29 +35,45 @@ def read_weights(folder: str | os.PathLike[str], layer_id: int) -> dict[str, tor
 
     Raises:
         CheckpointError: the folder or a file is wrong, or a weight is missing, there twice, or of
-            a dtype that is no plain float.
+            a dtype that is no plain float. Of a weight in two files the one counts that the
+            model's index names.
     """
     files = find_model_files(Path(folder))
     prefixes = [prefix.format(index=layer_id - 1) for prefix in PREFIXES]
     wanted = {prefix + name: name for prefix in prefixes for name in NAMES}
     found: dict[str, TensorEntry] = {}
-    for file in files.names:
-        for entry in read_header(files.folder / file):
-            name = wanted.get(entry.name)
-            if name is not None and name in found:
-                raise CheckpointError(
-                    f"{folder}: expected {name} of decoder layer {layer_id} once, found it in "
-                    f"{found[name].file.path} and {entry.file.path}"
-                )
-            if name is not None:
-                found[name] = entry
+    named: set[str] = set()
+    for entry, is_named in _find(files, wanted):
+        name = wanted[entry.name]
+        if name in named and not is_named:
+            continue
+        if name in found:
+            raise CheckpointError(
+                f"{folder}: expected {name} of decoder layer {layer_id} once, found it in "
+                f"{found[name].file.path} and {entry.file.path}; remove one, or have the index "
+                f"name the right one"
+            )
+        found[name] = entry
+        named |= {name} if is_named else set()
     missing = [name for name in NAMES if name not in found]
     if missing:
         raise CheckpointError(
             f"{folder}: expected {prefixes[-1]}{missing[0]}, found none; decoder layer {layer_id} "
-            "has no complete PLE layer, download all files of the model"
+            f"has no complete PLE layer, "
+            f"{describe_renamed(files) or 'download all files of the model'}"
         )
     return {name: _read(found[name]) for name in NAMES}
+
+
+def _find(files: ModelFiles, wanted: Mapping[str, str]) -> list[tuple[TensorEntry, bool]]:
+    """Returns the wanted tensors and whether the index names their file, those first."""
+    found = [
+        (entry, files.names_for(entry.name, file))
+        for file in files.names
+        for entry in read_header(files.folder / file)
+        if entry.name in wanted
+    ]
+    return sorted(found, key=lambda each: not each[1])
 
 
 def _read(entry: TensorEntry) -> torch.Tensor:
