@@ -14,6 +14,8 @@ LAYERS = {
     "native": 0,
     "lifetime": 0,
     "process_bound": 0,
+    "foreign_files": 0,
+    "foreign_folders": 0,
     "settings": 0,
     "stats": 0,
     "receipt_head": 0,

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from gramary.errors import ConfigError
+from gramary.foreign_files import HEAD_BYTES, recognise, recognise_path
+from gramary.foreign_folders import recognise_folder
 
 MAX_CONFIG_BYTES = 64 << 20
 
@@ -136,13 +138,21 @@ def _read_json(path: Path) -> Mapping[str, Any]:
             raise ConfigError(f"{path}: expected a file, got something else")
         if facts.st_size > MAX_CONFIG_BYTES:
             raise ConfigError(f"{path}: expected a configuration, got more than 64 MiB")
-        values = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_bytes()
+        values = json.loads(text.decode())
     except OSError as error:
+        found = recognise_path(path) or recognise_folder(path.parent)
         raise ConfigError(
             f"{path}: expected a readable config.json, got {error.strerror or error}"
+            f"{f'; this is {found}' if found else ''}"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: expected JSON, got {error}") from None
+        found = recognise(text[:HEAD_BYTES], len(text))
+        raise ConfigError(f"{path}: expected JSON, got {found or error}") from None
+    if isinstance(values, dict) and "model_type" not in values:
+        found = recognise(text[:HEAD_BYTES], len(text))
+        if found is not None:
+            raise ConfigError(f"{path}: expected a model's configuration, got {found}")
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected a JSON object, got {type(values).__name__}")
     return values

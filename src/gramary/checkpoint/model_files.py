@@ -22,6 +22,8 @@ from typing import Any
 from gramary.checkpoint.safetensors_header import MAX_HEADER_BYTES
 from gramary.checkpoint.strict_json import parse_object, show
 from gramary.errors import CheckpointError, TableNotFoundError
+from gramary.foreign_files import HEAD_BYTES, recognise, recognise_path
+from gramary.foreign_folders import recognise_folder
 from gramary.model_config import read_weights_name
 
 SINGLE_FILE = "model.safetensors"
@@ -94,6 +96,9 @@ def choose_model_files(
         )
     found = tuple(name for name in names if name.endswith(".safetensors"))
     if not found:
+        where = recognise_folder(folder)
+        if where is not None:
+            raise TableNotFoundError(f"{folder}: expected a model's folder, found {where}")
         others = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".gguf"))]
         kind = f"only {', '.join(others[:3])}; convert it to safetensors" if others else "none"
         raise TableNotFoundError(
@@ -146,14 +151,24 @@ def _read_index(path: Path) -> dict[str, str]:
             raise CheckpointError(f"{path}: expected a regular file")
         if facts.st_size > MAX_HEADER_BYTES:
             raise CheckpointError(f"{path}: expected at most {MAX_HEADER_BYTES} bytes")
-        content = parse_object(path.read_bytes())
+        data = path.read_bytes()
+        content = parse_object(data)
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+        found = recognise_path(path)
+        problem = f"expected an index, found {found}" if found else error.strerror
+        raise CheckpointError(f"{path}: cannot be read: {problem}") from error
     except ValueError as error:
-        raise CheckpointError(f"{path}: no valid index: {error}; download it again") from error
+        found = recognise(data[:HEAD_BYTES], len(data))
+        problem = f"expected an index, found {found}" if found else f"no valid index: {error}"
+        again = "" if found else "; download it again"
+        raise CheckpointError(f"{path}: {problem}{again}") from error
     placed = content.get("weight_map")
     if not isinstance(placed, dict) or not placed:
-        raise CheckpointError(f"{path}: expected a weight_map that names files; download it again")
+        found = recognise(data[:HEAD_BYTES], len(data))
+        raise CheckpointError(
+            f"{path}: expected a weight_map that names files"
+            f"{f', found {found}' if found else '; download it again'}"
+        )
     for name in placed.values():
         if not _is_inside(name, (".safetensors",)):
             raise CheckpointError(

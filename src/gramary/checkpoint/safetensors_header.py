@@ -17,6 +17,7 @@ from typing import Any
 
 from gramary.checkpoint.strict_json import parse_object, show
 from gramary.errors import CheckpointError
+from gramary.foreign_files import HEAD_BYTES, recognise, recognise_path
 from gramary.native.descriptors import open_file
 from gramary.row_layout import RowFile
 
@@ -139,19 +140,35 @@ def _read_header_text(path: Path) -> tuple[RowFile, bytes]:
             status = os.fstat(opened.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise CheckpointError(f"{path}: expected a regular file")
-            prefix = opened.read(8)
-            if len(prefix) < 8:
-                raise _malformed(path, f"expected at least 8 bytes, got {len(prefix)}")
-            num_bytes = int.from_bytes(prefix, "little")
-            room = min(MAX_HEADER_BYTES, status.st_size - 8)
-            if not 2 <= num_bytes <= room:
-                raise _malformed(path, f"expected a header of 2 to {room} bytes, got {num_bytes}")
+            num_bytes = _read_header_bytes(path, opened.read(HEAD_BYTES), status.st_size)
+            opened.seek(8)
             text = opened.read(num_bytes)
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+        found = recognise_path(path)
+        problem = f"expected a safetensors file, found {found}" if found else error.strerror
+        raise CheckpointError(f"{path}: cannot be read: {problem}") from error
     if len(text) != num_bytes:
         raise _malformed(path, f"expected a header of {num_bytes} bytes, got {len(text)}")
     return RowFile.from_stat(path, status), text
+
+
+def _read_header_bytes(path: Path, head: bytes, file_bytes: int) -> int:
+    """Returns the length of the header, once the file looks like one of the format."""
+    num_bytes = int.from_bytes(head[:8], "little")
+    room = min(MAX_HEADER_BYTES, file_bytes - 8)
+    is_header = head[8:9] == b"{" and 2 <= num_bytes <= MAX_HEADER_BYTES
+    if is_header and num_bytes > room:
+        raise CheckpointError(
+            f"{path}: is cut off after {file_bytes} bytes: expected a header of 2 to {room} bytes, "
+            f"got {num_bytes}; its download did not end: download it again"
+        )
+    if not is_header and (found := recognise(head, file_bytes)) is not None:
+        raise CheckpointError(f"{path}: expected a safetensors file, found {found}")
+    if len(head) < 8:
+        raise _malformed(path, f"expected at least 8 bytes, got {len(head)}")
+    if not 2 <= num_bytes <= room:
+        raise _malformed(path, f"expected a header of 2 to {room} bytes, got {num_bytes}")
+    return num_bytes
 
 
 def _parse_json(path: Path, text: bytes) -> dict[str, Any]:

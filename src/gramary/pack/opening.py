@@ -8,9 +8,16 @@ import stat
 from collections.abc import Iterator
 
 from gramary.errors import HashMismatchError, PackError
+from gramary.foreign_files import HEAD_BYTES, recognise
 from gramary.native import descriptors
 from gramary.pack.geometry import FIXED_HEADER_BYTES
-from gramary.pack.header import PackHeader, parse_header, read_header_bytes
+from gramary.pack.header import (
+    MAGIC,
+    PARTIAL_MAGIC,
+    PackHeader,
+    parse_header,
+    read_header_bytes,
+)
 from gramary.row_layout import RowFile, RowLayout, RowPart, RowRun, TableSource
 
 
@@ -82,6 +89,7 @@ def read_header(
         raise PackError(f"{os.fspath(path)}: expected a regular file; give the name of a pack")
     try:
         fixed = os.pread(descriptor, FIXED_HEADER_BYTES, 0)
+        _require_pack(descriptor, fixed, facts.st_size)
         num_bytes = read_header_bytes(fixed, facts.st_size, partial=partial)
         header = parse_header(_read_fully(descriptor, num_bytes))
     except (PackError, HashMismatchError) as error:
@@ -92,9 +100,21 @@ def read_header(
     if facts.st_size != expected:
         problem = "is truncated" if facts.st_size < expected else "has bytes after its end"
         raise PackError(
-            f"{os.fspath(path)}: the pack {problem}: expected {expected} bytes, got {facts.st_size}"
+            f"{os.fspath(path)}: the pack {problem}: expected {expected} bytes, got "
+            f"{facts.st_size}; copy it again, or build it again"
         )
     return header
+
+
+def _require_pack(descriptor: int, fixed: bytes, num_bytes: int) -> None:
+    """Raises PackError where the file is known to be something else."""
+    if fixed.startswith((MAGIC, PARTIAL_MAGIC)):
+        return
+    found = recognise(os.pread(descriptor, HEAD_BYTES, 0), num_bytes)
+    if found is None and fixed[8:9] == b"{" and int.from_bytes(fixed[:8], "little") < 1 << 32:
+        found = "a safetensors file; give the model's folder"
+    if found is not None:
+        raise PackError(f"it is no pack, but {found}")
 
 
 def lay_out(header: PackHeader, file: RowFile) -> RowLayout:
