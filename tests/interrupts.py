@@ -19,6 +19,7 @@ import inspect
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
@@ -102,6 +103,7 @@ class Interruption:
         self._before: dict[FrameType, int] = {}
         # Frames that called a function of Python: its return is no place.
         self._inlined: set[FrameType] = set()
+        self._finalizing: FrameType | None = None
         self.has_struck = False
         self.where = ""
 
@@ -119,6 +121,12 @@ class Interruption:
 
     def _enter(self, frame: FrameType, event: str, _argument: object) -> Any:
         code = frame.f_code
+        if self._finalizing is not None:
+            return None
+        if code is weakref.finalize.__call__.__code__:
+            # What is raised there goes to `sys.unraisablehook`, whoever is running.
+            self._finalizing = frame
+            return self._end_finalizing
         # A class and a generator are compiled, whatever they run.
         is_plain = code.co_name not in ("__init__", "__new__") and not code.co_flags & GENERATOR
         if event == "call" and frame.f_back is not None and is_plain:
@@ -127,6 +135,11 @@ class Interruption:
             return None
         frame.f_trace_opcodes = True
         return self._step
+
+    def _end_finalizing(self, frame: FrameType, event: str, _argument: object) -> Any:
+        if event == "return" and frame is self._finalizing:
+            self._finalizing = None
+        return self._end_finalizing
 
     def _step(self, frame: FrameType, event: str, _argument: object) -> Any:
         offset = frame.f_lasti
@@ -199,7 +212,7 @@ def _check(check: Callable[[], object], interruption: Interruption, place: int) 
         raise
 
 
-def require_held(before: tuple[set[str], int, int]) -> None:
+def require_held(before: tuple[Counter[str], int, int]) -> None:
     """Fails where a process holds something else than before, garbage aside."""
     if held_by_process() != before:
         # Slow, and mostly not needed.
@@ -207,16 +220,15 @@ def require_held(before: tuple[set[str], int, int]) -> None:
     assert held_by_process() == before
 
 
-def held_by_process() -> tuple[set[str], int, int]:
+def held_by_process() -> tuple[Counter[str], int, int]:
     """Returns what a process holds: targets of descriptors, threads, and mappings of our memory."""
-    descriptors = set()
+    targets: Counter[str] = Counter()
     for path in Path("/proc/self/fd").iterdir():
         # The descriptor of the folder itself is gone by now.
         with contextlib.suppress(FileNotFoundError):
-            descriptors.add(f"{path.name} {path.readlink()}")
-    descriptors = {each for each in descriptors if "/proc/" not in each}
+            targets[str(path.readlink())] += 1
     maps = Path("/proc/self/maps").read_text()
-    return descriptors, len(list(Path("/proc/self/task").iterdir())), maps.count("gramary")
+    return targets, len(list(Path("/proc/self/task").iterdir())), maps.count("gramary")
 
 
 __all__ = ["Interruption", "held_by_process", "interrupt_everywhere", "require_held"]

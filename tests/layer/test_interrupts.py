@@ -87,6 +87,7 @@ def test_kind_26_a_forward_that_is_refused_changes_no_state(layer: PLELayer) -> 
     layer(*batch_of(layer, [5, 6], 1), state=state)
     hidden, tokens, starts = batch_of(layer, [30, 2], 2)
     wide = PLEState.fresh(layer.geometry, 2, max_speculative_tokens=DRAFTS, dtype=torch.float32)
+    rows = torch.zeros(32, layer.geometry.spec.embed_dim, dtype=layer.dtype)
     others = [tensor.clone() for tensor in tensors_of(state)]
     calls: list[Callable[[], object]] = [
         lambda: layer(hidden.float(), tokens, starts, state=state),
@@ -94,6 +95,12 @@ def test_kind_26_a_forward_that_is_refused_changes_no_state(layer: PLELayer) -> 
         lambda: layer(hidden, tokens + 10**6, starts, state=state),
         lambda: layer(hidden, tokens, starts, state=state, rows=hidden),
         lambda: layer(hidden, tokens, starts, state=wide),
+        lambda: layer(hidden, tokens, starts * 2, state=state, rows=rows),
+        lambda: layer(hidden, tokens, starts.flip(0), state=state, rows=rows),
+        lambda: layer(hidden, tokens, starts + 1, state=state, rows=rows),
+        lambda: state.advance(tokens, starts[:-1]),
+        lambda: state.advance(tokens[:5], starts),
+        lambda: state.advance(tokens, -starts),
         lambda: state.rewind([5, 7]),
         lambda: state.rewind([-1, 0]),
         lambda: state.rewind([5]),

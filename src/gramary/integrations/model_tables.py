@@ -51,6 +51,8 @@ class ModelTables:
         self._is_early = prefill_early_request
         self._settings = settings
         self._turn = threading.Lock()
+        # Which prompt is read with requests ahead; one at a time.
+        self._reader: object = None
         self._connector: Connector | None = None
         self._max_tokens = 0
         self._prompts: Counter[str] = Counter()
@@ -58,8 +60,10 @@ class ModelTables:
         self._num_chunks = 0
 
     def close(self) -> None:
-        """Closes the tables, and the connector before them; more calls do nothing."""
-        self._finalizer()
+        """Closes the tables, and the connector before them; more calls do nothing but what an
+        interrupted one left."""
+        close_all(self.tables)
+        self._finalizer.detach()
 
     def stats(self) -> dict[str, Any]:
         """Returns how prompts were read.
@@ -112,17 +116,22 @@ class ModelTables:
         Raises:
             RowFetchError: on CUDA, some rows could not be had, or were not the forward's.
         """
-        if not self._turn.acquire(blocking=False):
-            with self.looked_up("another prompt is being read"):
-                yield
-            return
+        # The block is known before it has its turn, so that giving it back can be done at any time.
+        reader = object()
         try:
+            with self._turn:
+                self._reader = self._reader or reader
+            if self._reader is not reader:
+                with self.looked_up("another prompt is being read"):
+                    yield
+                return
             chunks = make_chunks()
             reason = self._why_not_these(chunks)
             with self._request(chunks) if reason is None else self.looked_up(reason):
                 yield
         finally:
-            self._turn.release()
+            if self._reader is reader:
+                self._reader = None
 
     def take(self, layer: int, row_ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
         """Returns one layer's rows if this thread reads a prompt of this model, requested early.

@@ -90,10 +90,8 @@ class PromptRows:
     def abandon(self) -> None:
         """Cancels what was not taken; more calls do nothing."""
         self._chunks.clear()
-        self._connector.release_outputs()
         for _, ticket in self._under_way:
-            if not ticket.awaited:
-                self._connector.cancel(ticket)
+            self._connector.cancel(ticket)
         self._under_way.clear()
 
     def end(self) -> None:

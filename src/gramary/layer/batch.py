@@ -12,6 +12,7 @@ import functools
 import torch
 
 from gramary import ple
+from gramary.errors import GramaryError
 from gramary.layer.geometry import PLEGeometry
 from gramary.layer.state import PLEState
 
@@ -78,9 +79,15 @@ class LayerBatch:
             out=torch.empty_like(residual),
             add_residual=add_residual,
         )
+        num_tokens = self.residual.shape[0]
         # From here on windows are written; nothing above has changed anything.
-        state.begin_run(self.query_start_loc)
-        return ple.run(binding, eps=self.geometry.eps)[: self.residual.shape[0]]
+        before = state.begin_run(self.query_start_loc, num_tokens)
+        try:
+            return ple.run(binding, eps=self.geometry.eps)[:num_tokens]
+        except GramaryError:
+            # It refuses before it writes.
+            state.refuse_run(before)
+            raise
 
     def _caps(self) -> ple.Caps:
         """Returns the caps of the smallest plan that this batch fits."""

@@ -110,7 +110,9 @@ class PLEState:
         tokens = self.tokens.gather(1, past.remainder(width))
         return tokens.masked_fill(past < 0, self.geometry.spec.eos_token_id)
 
-    def begin_run(self, query_start_loc: torch.Tensor) -> None:
+    def begin_run(
+        self, query_start_loc: torch.Tensor, num_tokens: int
+    ) -> tuple[torch.Tensor, bool]:
         """Takes note, before a batch is run, of how far it writes windows.
 
         A run that is broken off, by an interrupt say, leaves the requests where they were, as if
@@ -118,14 +120,27 @@ class PLEState:
 
         Args:
             query_start_loc: int32 [R+1].
+            num_tokens: tokens of the batch, padding included.
+
+        Returns:
+            What was known before, for `refuse_run`.
 
         Raises:
+            ArgumentError: query_start_loc has not R+1 elements, or, on the CPU, does not begin with
+                0, falls, or leaves the batch.
             SlotError: an earlier run was broken off and may have overwritten a request's window.
         """
+        self._check_batch(query_start_loc, num_tokens)
         if self._is_running:
             self._require_windows()
+        before = self._highest, self._is_running
         ends = self.positions + query_start_loc.long().diff()
         self._highest, self._is_running = torch.maximum(self._highest, ends), True
+        return before
+
+    def refuse_run(self, before: tuple[torch.Tensor, bool]) -> None:
+        """Forgets a run that was refused before it wrote anything."""
+        self._highest, self._is_running = before
 
     def advance(self, token_ids: torch.Tensor, query_start_loc: torch.Tensor) -> None:
         """Takes note of a batch that was run; reads nothing back from the device.
@@ -133,7 +148,11 @@ class PLEState:
         Args:
             token_ids: int32 or int64 [T], padding behind query_start_loc[-1] included.
             query_start_loc: int32 [R+1].
+
+        Raises:
+            ArgumentError: as `begin_run`; nothing was noted.
         """
+        self._check_batch(query_start_loc, token_ids.shape[0])
         bounds = query_start_loc.long()
         token = torch.arange(token_ids.shape[0], device=token_ids.device)
         owner = torch.searchsorted(bounds[1:], token, right=True)
@@ -196,6 +215,22 @@ class PLEState:
                 f"positions[{request}]: expected a position from {int(lowest[request])} to "
                 f"{int(self.positions[request])}, got {int(target[request])}; the state was made "
                 f"for max_speculative_tokens = {self.max_speculative_tokens}"
+            )
+
+    def _check_batch(self, query_start_loc: torch.Tensor, num_tokens: int) -> None:
+        """Raises ArgumentError where a batch's bounds are not those of these requests."""
+        if query_start_loc.shape != (self.num_requests + 1,):
+            raise ArgumentError(
+                f"query_start_loc: expected shape [{self.num_requests + 1}], got "
+                f"{list(query_start_loc.shape)}"
+            )
+        if query_start_loc.device.type != "cpu":
+            return
+        is_falling = bool((query_start_loc[1:] < query_start_loc[:-1]).any())
+        if int(query_start_loc[0]) != 0 or is_falling or int(query_start_loc[-1]) > num_tokens:
+            raise ArgumentError(
+                f"query_start_loc: expected bounds that begin with 0, never fall and stay within "
+                f"{num_tokens} tokens, got {query_start_loc[:16].tolist()}"
             )
 
     def _fill(self, history: torch.Tensor) -> None:

@@ -115,8 +115,9 @@ class CudaSide(Side):
                 self.quarantine.require_free(slot.places)
             asked_ns = time.monotonic_ns()
             tensors = [self._on_device(tensors_for(batch, table)) for table in self._tables]
-            claim.slot, claim.is_captured = slot.places, is_capturing
-            claim.is_being_queued = True
+            # Before it has a slot: one with a slot that is not being queued was asked for.
+            claim.is_being_queued, claim.is_captured = True, is_capturing
+            claim.slot = slot.places
             self._holders[slot] = claim
             # In stream order: the batch's tokens are there when the kernel begins.
             begin = self._device_spans.mark()
