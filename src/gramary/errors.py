@@ -21,7 +21,7 @@ GramaryError
 ├── RowReadError                      reading rows from a file failed
 ├── RowFetchError                     a request for rows failed
 │   └── FetchTimeoutError             it was given up, or its worker died
-├── SlotsBusyError                    every result slot is taken
+├── SlotsBusyError                    the next result slot is taken
 ├── SlotError                         a window slot is used against its rules
 ├── ReceiptError                  a receipt does not follow its schema
 ├── DependencyError                   an optional package is needed and missing
@@ -156,7 +156,7 @@ class FetchTimeoutError(RowFetchError):
 
 
 class SlotsBusyError(GramaryError):
-    """Every result slot holds a ticket that was not awaited."""
+    """The result slot whose turn it is holds a ticket; the message names it and what frees it."""
 
 
 class SlotError(GramaryError):
