@@ -176,8 +176,11 @@ class CudaSide(Side):
         Raises:
             ArgumentError: the claim was requested in a graph that is not the one being captured.
         """
+        left = [layer for layer in range(len(self._tables)) if layer not in claim.awaited]
+        if not left and not claim.is_torn:
+            # Released behind the last layer's rows.
+            return
         with self._streams.on_device():
-            left = [layer for layer in range(len(self._tables)) if layer not in claim.awaited]
             if claim.is_captured and claim.is_lost and not self._streams.is_capturing():
                 # A graph that asks and never waits: it is of no use, and nothing of it runs now.
                 return
