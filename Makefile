@@ -2,6 +2,7 @@
 #   TORCH=torch==2.12.0   another torch        PYTHON=python3.12   another interpreter
 #   TESTS=tests/cli       fewer tests          ARGS=...            more words for the tool
 #   JOBS=4                test processes
+#   PYTHONS="A B"         those that wheels are built and tried with    MACHINE=aarch64   theirs
 
 export TORCH PYTHON
 
@@ -15,7 +16,7 @@ HOUSE_TESTS := tests/test_layers.py tests/test_exports.py tests/test_documentati
 
 CHECKS := check-format check-lint check-types check-native check-docstrings check-numbers check-house
 
-.PHONY: setup setup-check demo test check $(CHECKS) format pages bench clean
+.PHONY: setup setup-check demo test check $(CHECKS) format pages bench wheel check-wheel clean
 
 setup:
 	@tools/set_up.sh test
@@ -74,5 +75,18 @@ pages: setup
 bench: setup
 	$(VENV_PYTHON) -m benchmarks.run $(ARGS)
 
+# The source archive and the wheels of a release, in dist/; see CONTRIBUTING.md.
+wheel:
+	@tools/set_up.sh wheel
+	$(VENV_PYTHON) -m tools.make_wheel $(if $(MACHINE),--machine $(MACHINE)) \
+		$(if $(PYTHONS),--pythons $(PYTHONS))
+
+# Uses the wheels in empty environments without a compiler; torch alone may take gigabytes.
+check-wheel:
+	@tools/set_up.sh wheel
+	$(VENV_PYTHON) -m tools.try_wheel --core-only
+	$(VENV_PYTHON) -m tools.try_wheel $(if $(PYTHONS),--pythons $(PYTHONS)) \
+		$(if $(TORCH),--torch $(TORCH))
+
 clean:
-	rm -rf .venv build
+	rm -rf .venv build dist
