@@ -9,6 +9,7 @@ and provokes an error, whose C++ exception has to arrive as Python's.
 
 import array
 import importlib.util
+import platform
 import re
 import sys
 from pathlib import Path
@@ -38,6 +39,8 @@ def reported_level() -> int:
     line = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     flags = set(line[1].split()) if line else set()
     level = 0
+    if platform.machine() != "x86_64":
+        return level
     while level < len(WIDER) and flags >= WIDER[level]:
         level += 1
     return level
