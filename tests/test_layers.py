@@ -26,6 +26,7 @@ LAYERS = {
     "machine": 0,
     "page_cache": 0,
     "tracing": 0,
+    "task_threads": 0,
     "primes": 1,
     "model_config": 1,
     "hashing": 1,

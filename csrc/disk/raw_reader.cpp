@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -106,12 +107,17 @@ int read_blocks_raw(const std::string& path, std::span<const std::int64_t> offse
     const std::size_t share = offsets.size() / static_cast<std::size_t>(shape.num_threads) + 1;
     for (std::size_t begin = 0; begin < offsets.size(); begin += share) {
         const auto part = offsets.subspan(begin, std::min(share, offsets.size() - begin));
-        threads.emplace_back([&, part] {
+        const auto read = [&, part] {
             const int code = shape.depth == 1
                                  ? read_one_by_one(file.get(), part, block_bytes)
                                  : read_by_ring(file.get(), part, block_bytes, shape.depth);
             if (code != 0) error = code;
-        });
+        };
+        try {
+            threads.emplace_back(read);
+        } catch (const std::system_error&) {
+            read();
+        }
     }
     for (auto& thread : threads) thread.join();
     return error;

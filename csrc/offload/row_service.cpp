@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <exception>
+#include <future>
 #include <iterator>
 #include <stdexcept>
 
@@ -34,25 +36,44 @@ RowService::~RowService() {
 }
 
 void RowService::start() {
-    streams_ = std::thread([this] { serve(stream_lanes_, Waiter::kSpin); });
     try {
-        hosts_ = std::thread([this] { serve(host_lanes_, kHostSpin); });
+        start_lanes();
+    } catch (const std::exception&) {
+        // The pool has the threads that the lanes need: without it they copy rows by themselves.
+        pool_->stop();
+        start_lanes();
+    }
+    for (Tenant& tenant : tenants_) tenant.say_running();
+}
+
+void RowService::start_lanes() {
+    std::promise<bool> answer;
+    const std::shared_future<bool> may_serve = answer.get_future().share();
+    streams_ = std::thread([this, may_serve] {
+        if (may_serve.get()) serve(stream_lanes_, Waiter::kSpin);
+    });
+    try {
+        hosts_ = std::thread([this, may_serve] {
+            if (may_serve.get()) serve(host_lanes_, kHostSpin);
+        });
     } catch (...) {
-        is_ending_ = true;
+        answer.set_value(false);
         streams_.join();
         throw;
     }
-    for (Tenant& tenant : tenants_) tenant.say_running();
+    answer.set_value(true);
 }
 
 void RowService::stop() {
     // In a forked child there are no threads to wait for, and the lock may be held for ever.
     if (getpid() != owner_pid_) return;
     std::lock_guard turn(stopping_);
-    if (!hosts_.joinable()) return;
-    for (Tenant& tenant : tenants_) tenant.ask_to_leave();
-    hosts_.join();
-    streams_.join();
+    // Once stopped, or never started, the regions may be gone.
+    if (hosts_.joinable()) {
+        for (Tenant& tenant : tenants_) tenant.ask_to_leave();
+        hosts_.join();
+        streams_.join();
+    }
     pool_->stop();
 }
 
@@ -70,7 +91,7 @@ template <class Lane>
 void RowService::serve(std::list<Lane>& lanes, std::chrono::microseconds spin) {
     Waiter::sleep_precisely();
     Waiter waiter(options_.poll, spin);
-    while (!lanes.empty() && !is_ending_) {
+    while (!lanes.empty()) {
         bool worked = false;
         for (auto lane = lanes.begin(); lane != lanes.end();) {
             if (lane->tenant().is_stopping()) {
@@ -86,8 +107,6 @@ void RowService::serve(std::list<Lane>& lanes, std::chrono::microseconds spin) {
             waiter.idle();
         }
     }
-    for (Lane& lane : lanes) lane.tenant().leave();
-    lanes.clear();
 }
 
 }  // namespace gramary::offload

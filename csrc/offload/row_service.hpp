@@ -1,5 +1,4 @@
 #pragma once
-#include <atomic>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -32,8 +31,8 @@ class RowService {
     RowService(std::list<Tenant> tenants, const ServiceOptions& options);
     ~RowService();
 
-    // Throws std::system_error, with nothing left running and nobody told that they are served,
-    // where no thread can be had.
+    // Does with two threads where the machine starts no more. Throws std::system_error, with
+    // nothing left running and nobody told that they are served, where it does not start those.
     void start();
     // Asks every tenant's lanes to end and waits until they have; requests in flight stay
     // unanswered. From any thread.
@@ -54,6 +53,7 @@ class RowService {
     static constexpr std::chrono::microseconds kHostSpin{200};
 
     Tenant& tenant_at(std::size_t index);
+    void start_lanes();
     template <class Lane>
     void serve(std::list<Lane>& lanes, std::chrono::microseconds spin);
 
@@ -64,7 +64,6 @@ class RowService {
     TraceLog trace_;
     std::list<StreamLane> stream_lanes_;
     std::list<HostLane> host_lanes_;
-    std::atomic<bool> is_ending_{false};
     std::mutex stopping_;
     std::thread streams_;
     std::thread hosts_;

@@ -173,3 +173,15 @@ class DependencyError(GramaryError):
 
 class UnsupportedError(GramaryError):
     """This machine or build cannot do what was asked."""
+
+
+def no_threads(what: str, error: Exception) -> UnsupportedError:
+    """Returns the error for a thread or a process that the machine does not start.
+
+    Args:
+        what: what could not be done, in words.
+        error: what the system said.
+    """
+    return UnsupportedError(
+        f"{what}: {error}; raise the limit on processes (ulimit -u, the cgroup's pids.max)"
+    )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 
 import torch
 
@@ -22,6 +22,7 @@ from gramary.native.blocks import BlockShape, find_bad_block
 from gramary.native.descriptors import Descriptor, open_file
 from gramary.page_cache import PageCacheGuest, Span
 from gramary.row_layout import RowFile, RowLayout, RowPart, RowRun
+from gramary.task_threads import TaskThreads
 
 # Bytes read at once where rows have to be put together from parts or blocks, and by one thread
 # where several read.
@@ -150,7 +151,7 @@ class RowReader(Closing):
     def __init__(self, layout: RowLayout) -> None:
         self._layout = layout
         self._descriptors: dict[int, Descriptor] = {}
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: TaskThreads | None = None
 
     def read(self, first_row: int, out: torch.Tensor) -> None:
         """Reads as many rows as `out` has, from `first_row` on.
@@ -195,7 +196,7 @@ class RowReader(Closing):
     def close(self) -> None:
         """Ends the threads and closes the files."""
         if self._threads is not None:
-            self._threads.shutdown()
+            self._threads.close()
             self._threads = None
         while self._descriptors:
             self._descriptors.popitem()[1].close()
@@ -257,7 +258,7 @@ class RowReader(Closing):
             return
         if self._threads is None:
             num_threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
-            self._threads = ThreadPoolExecutor(num_threads, "gramary-read")
+            self._threads = TaskThreads(num_threads, "gramary-read")
         pieces = range(0, len(room), SPAN_BYTES)
         reads = [
             self._threads.submit(

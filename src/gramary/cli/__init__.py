@@ -1,5 +1,5 @@
 """The `gramary` command; one file a subcommand."""
 
-from gramary.cli.app import main
+from gramary.cli.entry import main
 
 __all__ = ["main"]

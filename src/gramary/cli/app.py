@@ -6,15 +6,28 @@ torch and the rest of gramary inside the function, so that help and usage errors
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
+import functools
 import importlib
-import sys
+import logging
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import typer
 
+from gramary.cli import signals
+from gramary.cli.output import (
+    EXIT_READER_GONE,
+    OutputError,
+    complain,
+    say,
+    standard_output,
+    write_error,
+)
+from gramary.cli.thread_room import fit_libraries
 from gramary.errors import GramaryError
 
 COMMANDS: tuple[str, ...] = (
@@ -32,6 +45,14 @@ COMMANDS: tuple[str, ...] = (
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 
+# What Python and the C library say where no process or thread may be started.
+_NO_THREADS = ("can't start new thread", "Resource temporarily unavailable")
+
+# The root of typer's usage errors, which has no public name.
+_USAGE_ERROR: type[Any] = next(
+    base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
+)
+
 
 @dataclasses.dataclass
 class Options:
@@ -40,11 +61,31 @@ class Options:
     debug: bool = False
 
 
+class CommandError(Exception):
+    """Carries what a command raised past typer, which has exit codes of its own for some errors.
+
+    Attributes:
+        error: what the command raised.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+
+class Warnings(logging.Handler):
+    """Shows what the library warns of as one paragraph on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Shows one warning."""
+        complain(record.getMessage())
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         from gramary import __version__
 
-        typer.echo(f"gramary {__version__}")
+        say(f"gramary {__version__}")
         raise typer.Exit
 
 
@@ -63,7 +104,6 @@ def build_app() -> typer.Typer:
     """Returns the typer application with every subcommand of `COMMANDS`."""
     app = typer.Typer(
         name="gramary",
-        no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
@@ -72,47 +112,112 @@ def build_app() -> typer.Typer:
     for name in COMMANDS:
         module = importlib.import_module(f"gramary.cli.{name}")
         settings = getattr(module, "CONTEXT_SETTINGS", None)
-        app.command(name, context_settings=settings)(getattr(module, name))
+        app.command(name, context_settings=settings)(_carrying(getattr(module, name)))
     return app
+
+
+def _carrying(command: Callable[..., None]) -> Callable[..., None]:
+    """Returns a command whose errors pass typer unseen."""
+
+    @functools.wraps(command)
+    def run_command(*arguments: Any, **options: Any) -> None:
+        try:
+            with signals.raising():
+                fit_libraries()
+                command(*arguments, **options)
+        except typer.Exit:
+            raise
+        except BaseException as error:
+            raise CommandError(error) from error
+
+    return run_command
+
+
+def run(words: Sequence[str]) -> int:
+    """Runs the command line.
+
+    A `GramaryError`, an `OSError` or any other error of a command becomes one paragraph on
+    standard error; `--debug` prints the traceback before it.
+
+    Args:
+        words: after the program's name.
+
+    Returns:
+        The exit code; docs/operations.md has the list.
+    """
+    options = Options()
+    try:
+        with contextlib.redirect_stdout(standard_output()) as output, _shown_warnings():
+            code = _invoke(list(words) or ["--help"], options)
+            output.flush()
+    except BaseException as error:
+        code = _end_for(error.error if isinstance(error, CommandError) else error, options)
+    return signals.signal_code() or code
+
+
+def _invoke(words: list[str], options: Options) -> int:
+    """Runs a command and returns its exit code; says what is wrong with its words."""
+    with signals.importing():
+        app = build_app()
+    try:
+        # Whatever complete_var names in the environment would take the command's place.
+        code = app(
+            args=words, obj=options, prog_name="gramary", standalone_mode=False, complete_var=""
+        )
+    except _USAGE_ERROR as error:
+        context = getattr(error, "ctx", None)
+        if context is not None:
+            usage, command = context.get_usage(), context.command_path
+            write_error(f"{usage}\nTry '{command} --help' for help.\n\n")
+        write_error(f"Error: {error.format_message()}\n")
+        return EXIT_ERROR
+    return code if isinstance(code, int) else 0
+
+
+def _end_for(error: BaseException, options: Options) -> int:
+    """Returns the exit code for what ended a command, after saying what it was."""
+    if isinstance(error, OutputError) and error.is_reader_gone:
+        return EXIT_READER_GONE
+    if isinstance(error, KeyboardInterrupt) or signals.signal_code():
+        # What an interrupt became on its way, in an import for one, is no error.
+        return EXIT_INTERRUPTED
+    if options.debug:
+        write_error("".join(traceback.format_exception(error)))
+    complain(describe_error(error))
+    return EXIT_ERROR
+
+
+@contextlib.contextmanager
+def _shown_warnings() -> Iterator[None]:
+    """Shows what the library warns of while the block runs."""
+    logger, handler = logging.getLogger("gramary"), Warnings()
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def describe_error(error: BaseException) -> str:
     """Returns one paragraph for an error: what happened, without a traceback."""
     if isinstance(error, GramaryError):
         return str(error)
-    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+    code = getattr(error, "errno", None)
+    if isinstance(error, MemoryError) or code == errno.ENOMEM:
         return (
             f"too little memory ({error}); end what takes it, or raise the limits of this process "
             f"(ulimit -v, its cgroup)"
         )
+    if any(words in str(error) for words in _NO_THREADS):
+        return (
+            f"no more threads or processes may be started here ({error}); raise the limit on "
+            "processes (ulimit -u, the cgroup's pids.max), or end some"
+        )
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror or error} (errno {error.errno})"
+        # transformers raises some without a number.
+        return f"{where}{error.strerror or error}" + (f" (errno {code})" if code else "")
     return f"unexpected {type(error).__name__}: {error}; --debug shows the traceback"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line and leaves the process.
-
-    A `GramaryError`, an `OSError` or any other error of a command becomes one paragraph on
-    standard error; `--debug` prints the traceback before it.
-
-    Args:
-        arguments: words after the program's name; None takes those of the process.
-
-    Raises:
-        SystemExit: always; code 0, a command's own code (1: a comparison failed), 2 for errors
-            and wrong usage, 130 when interrupted.
-    """
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    options = Options()
-    try:
-        build_app()(args=words, obj=options, prog_name="gramary")
-    except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
-    except Exception as error:
-        if options.debug:
-            traceback.print_exc()
-        message = " ".join(describe_error(error).split())
-        print(f"gramary: {message}", file=sys.stderr)
-        sys.exit(EXIT_ERROR)
+__all__ = ["COMMANDS", "Options", "build_app", "describe_error", "run"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +13,11 @@ from typing import Annotated
 
 import typer
 
+from gramary.cli.output import say
+from gramary.errors import ArgumentError, DependencyError
+
 PICTURES = (".svg", ".png", ".pdf")
+STOP_TIMEOUT_S = 5.0
 
 # Words that this command does not know are a benchmark's own (`overlap --trace FILE`).
 CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -38,11 +45,9 @@ def bench(
     tree: Annotated[Path, typer.Option(help="The source tree with benchmarks/.")] = Path(),
 ) -> None:
     """Measure, check, and write receipts to benchmarks/results/."""
-    from gramary.errors import ArgumentError
-
     if not (tree / "benchmarks" / "run.py").is_file():
         raise ArgumentError(
-            f"--tree: {tree.resolve()} has no benchmarks/run.py; benchmarks are part of the "
+            f"--tree: {tree.absolute()} has no benchmarks/run.py; benchmarks are part of the "
             "source tree, not of the installed package: run this in a clone of it"
         )
     _require_file("--json", json, ())
@@ -55,16 +60,54 @@ def bench(
     for option, value in (("--against", against), ("--device", device)):
         command += [option, value] if value else []
     for option, path in (("--json", json), ("--plot", plot)):
-        command += [option, str(path.resolve())] if path else []
+        command += [option, str(path.absolute())] if path else []
     command += ["--smoke"] if smoke else []
-    done = subprocess.run([*command, *words[len(chosen) :]], cwd=tree, check=False)
-    raise typer.Exit(done.returncode)
+    command += words[len(chosen) :]
+    if any("\0" in word for word in command):
+        raise ArgumentError("bench: expected words without a null character")
+    raise typer.Exit(run_benchmarks(command, tree))
+
+
+def run_benchmarks(command: list[str], tree: Path) -> int:
+    """Runs the benchmarks in a process of their own and passes on what they print.
+
+    They are a group of processes, and none of them outlives this one's interest.
+
+    Returns:
+        Their exit code; 128 and the signal's number where one ended them, as a shell has it.
+    """
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
+    with subprocess.Popen(
+        command,
+        cwd=tree,
+        env=environment,
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+        errors="backslashreplace",
+        process_group=0,
+    ) as child:
+        assert child.stdout is not None
+        try:
+            for line in child.stdout:
+                say(line, end="")
+        except BaseException:
+            _end_group(child)
+            raise
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+
+def _end_group(child: subprocess.Popen[str]) -> None:
+    """Ends a process and its children, by force where they take their time."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(STOP_TIMEOUT_S)
+            return
 
 
 def _require_file(option: str, path: Path | None, endings: tuple[str, ...]) -> None:
     """Raises ArgumentError where a file could not be written once everything was measured."""
-    from gramary.errors import ArgumentError
-
     if path is None:
         return
     if path.is_dir() or not path.absolute().parent.is_dir():
@@ -76,8 +119,6 @@ def _require_file(option: str, path: Path | None, endings: tuple[str, ...]) -> N
 
 def _require_matplotlib() -> None:
     import importlib.util
-
-    from gramary.errors import DependencyError
 
     if importlib.util.find_spec("matplotlib") is None:
         raise DependencyError("--plot needs matplotlib: pip install 'gramary[plot]'")

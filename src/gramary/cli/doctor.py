@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from gramary.cli.output import say_grid, say_json, shown
+from gramary.cli.signals import importing
 
 COLOURS = {"yes": "green", "no": "red", "unknown": "yellow", "": "default"}
 
@@ -24,7 +26,7 @@ def doctor(
     """Show what each placement can use here: versions, memory, limits, reading, GPUs."""
     findings = list(examine(model))
     if as_json:
-        typer.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=1))
+        say_json([dataclasses.asdict(finding) for finding in findings])
         return
     print_findings(findings)
 
@@ -36,14 +38,12 @@ def examine(model: Path | None) -> Iterator[Any]:
         model: where to try direct reads; None leaves them unknown.
 
     Raises:
-        ArgumentError: `model` does not exist.
+        ArgumentError: `model` does not exist, or has no file to read.
     """
-    from gramary.cli import probes
-    from gramary.errors import ArgumentError
-    from gramary.settings import Settings
+    with importing():
+        from gramary.cli import probes
+        from gramary.settings import Settings
 
-    if model is not None and not model.exists():
-        raise ArgumentError(f"--model: {model} does not exist")
     settings = Settings.from_env()
     yield from probes.probe_versions()
     yield from probes.probe_build()
@@ -55,17 +55,15 @@ def examine(model: Path | None) -> Iterator[Any]:
 
 def print_findings(findings: list[Any]) -> None:
     """Prints the report, a table for each section, remedies below what they mend."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(soft_wrap=True)
     for section, group in groupby(findings, key=lambda finding: finding.section):
         table = Table(title=section, title_justify="left", show_header=False, box=None)
         for finding in group:
             answer = Text(finding.answer, style=COLOURS[finding.answer])
-            detail = Text(finding.detail)
+            detail = Text(shown(finding.detail))
             if finding.remedy:
-                detail.append(f"\n→ {finding.remedy}", style="italic")
-            table.add_row(f"  {finding.name}", answer, detail)
-        console.print(table)
+                detail.append(f"\n-> {shown(finding.remedy)}", style="italic")
+            table.add_row(Text(f"  {shown(finding.name)}"), answer, detail)
+        say_grid(table)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from gramary.cli.output import say_grid, say_json, shown
+from gramary.cli.signals import importing
 
 if TYPE_CHECKING:
     from gramary.row_layout import TableSource
@@ -22,12 +24,13 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """Show a model's n-gram tables: geometry, encoding, files, and what placements would cost."""
-    from gramary.settings import Settings
-    from gramary.source import find_sources
+    with importing():
+        from gramary.settings import Settings
+        from gramary.source import find_sources
 
     described = [describe_table(source, Settings.from_env()) for source in find_sources(path)]
     if as_json:
-        typer.echo(json.dumps({"path": str(path), "tables": described}, indent=1))
+        say_json({"path": str(path), "tables": described})
         return
     for table in described:
         print_table(table)
@@ -94,11 +97,7 @@ def cost_placements(source: TableSource, settings: Settings) -> Iterator[dict[st
 
 def print_table(described: dict[str, Any]) -> None:
     """Prints one table's description for people."""
-    from rich.console import Console
-
-    console = Console(soft_wrap=True)
-    console.print(_facts(described))
-    console.print(_placements(described))
+    say_grid(_facts(described), _placements(described))
 
 
 def _facts(described: dict[str, Any]) -> Any:
@@ -127,7 +126,7 @@ def _facts(described: dict[str, Any]) -> Any:
         **_lines_of_details(described["details"]),
     }
     for name, value in lines.items():
-        facts.add_row(f"  {name}", Text(str(value)))
+        facts.add_row(Text(f"  {shown(name)}"), Text(shown(value)))
     return facts
 
 

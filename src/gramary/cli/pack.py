@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gramary.cli.output import say, shown
+from gramary.cli.signals import importing
+
 if TYPE_CHECKING:
     from gramary.pack import PackReport, RecodingError
     from gramary.row_layout import TableSource
@@ -27,16 +30,17 @@ def pack(
     ] = None,
 ) -> None:
     """Write a model's n-gram tables as packs; an interrupted run goes on where it stopped."""
-    from gramary.cli.progress import progress_bar
-    from gramary.pack import build_pack
-    from gramary.source import find_sources, open_source
+    with importing():
+        from gramary.cli.progress import progress_bar
+        from gramary.pack import build_pack
+        from gramary.source import find_sources, open_source
 
     sources = find_sources(path) if layer is None else (open_source(path, layer),)
     for source in sources:
         target = out if len(sources) == 1 else name_for_layer(out, source)
         with progress_bar(f"packing {target.name}") as progress:
             report = build_pack(source, target, codec=codec, progress=progress)
-        typer.echo(describe_report(report))
+        say(describe_report(report))
 
 
 def name_for_layer(out: Path, source: TableSource) -> Path:
@@ -55,7 +59,7 @@ def describe_report(report: PackReport) -> str:
         "resumed": f"resumed, {report.num_rows_written:,} rows were left",
         "reused": "reused, nothing was written",
     }[report.outcome]
-    lines = [f"{report.path}: {what}; {header.codec.name}, {size}"]
+    lines = [f"{shown(report.path)}: {what}; {header.codec.name}, {size}"]
     if report.error is not None:
         lines.append(describe_error(report.error))
     return "\n".join(lines)

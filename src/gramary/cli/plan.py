@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gramary.cli.output import say
+from gramary.cli.signals import importing
 from gramary.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from gramary.storage import FreeMemory, StorageRequest
 
 GIB = 1 << 30
+# More than any number of ranks has; Python refuses to read numbers of thousands of digits.
+MAX_SHARD_CHARACTERS = 32
 
 
 def plan(
@@ -42,9 +47,15 @@ def plan(
     ] = None,
 ) -> None:
     """Show which rows would go where here and why, and what would not fit, without allocating."""
-    from gramary.settings import Settings
-    from gramary.source import find_sources, open_source
-    from gramary.storage import StorageRequest, measure_free_memory, plan_storage, resolve_device
+    with importing():
+        from gramary.settings import Settings
+        from gramary.source import find_sources, open_source
+        from gramary.storage import (
+            StorageRequest,
+            measure_free_memory,
+            plan_storage,
+            resolve_device,
+        )
 
     sources = find_sources(path) if layer is None else (open_source(path, layer),)
     free = None
@@ -79,22 +90,35 @@ def _print_calls(path: Path, placement: str, options: dict[str, Any]) -> None:
     """Prints the call that opens what was planned, and the command that shows it again."""
     defaults = {"device": None, "kv_gib": 0.0, "shard": "0/1", "shard_by": "rows", "layer": None}
     given = {name: value for name, value in options.items() if value != defaults[name]}
-    words = [f" --{name.replace('_', '-')} {value}" for name, value in given.items()]
+    words = [
+        f" --{name.replace('_', '-')} {_shell_word(str(value))}" for name, value in given.items()
+    ]
     arguments = dict(given)
     if "kv_gib" in given:
         arguments["kv_bytes"] = int(arguments.pop("kv_gib") * GIB)
     if "shard" in given:
         arguments["shard"] = _parse_shard(given["shard"])
     call = "".join(f", {name}={value!r}" for name, value in arguments.items())
-    name = shlex.quote(str(path))
-    typer.echo(f"open it with: gramary.Table.open({str(path)!r}, placement={placement!r}{call})")
-    typer.echo(f"see it again: gramary plan {name} --placement {placement}{''.join(words)}")
+    say(f"open it with: gramary.Table.open({str(path)!r}, placement={placement!r}{call})")
+    named = f"{_shell_word(str(path))} --placement {_shell_word(placement)}"
+    say(f"see it again: gramary plan {named}{''.join(words)}")
+
+
+def _shell_word(text: str) -> str:
+    """Returns a shell's word for a text; bytes that do not print are escaped, as bash has it."""
+    if text.isprintable():
+        return shlex.quote(text)
+    escaped = (
+        chr(byte) if 0x20 <= byte < 0x7F and chr(byte) not in "'\\" else f"\\x{byte:02x}"
+        for byte in os.fsencode(text)
+    )
+    return f"$'{''.join(escaped)}'"
 
 
 def _parse_shard(text: str) -> tuple[int, int]:
     """Returns (rank, size) of a text such as 0/4."""
     rank, slash, size = text.partition("/")
-    if not (slash and rank.isdecimal() and size.isdecimal()):
+    if not (slash and rank.isdecimal() and size.isdecimal() and len(text) < MAX_SHARD_CHARACTERS):
         raise ArgumentError(f"--shard: expected RANK/SIZE such as 0/4, got {text!r}")
     return int(rank), int(size)
 
@@ -105,25 +129,25 @@ def _print_free(request: StorageRequest, free: FreeMemory) -> None:
 
     locking = request.is_locking
     free_host = format_bytes(free.room.free_bytes(locking=locking))
-    typer.echo(f"host free    {free_host}  ({free.room.describe(locking=locking)})")
+    say(f"host free    {free_host}  ({free.room.describe(locking=locking)})")
     if free.device_bytes is None or free.device_total is None:
-        typer.echo("device free  none: results lie on the CPU")
+        say("device free  none: results lie on the CPU")
         return
     free_device, total = format_bytes(free.device_bytes), format_bytes(free.device_total)
-    typer.echo(f"device free  {free_device} of {total} on {request.device}")
+    say(f"device free  {free_device} of {total} on {request.device}")
 
 
 def _print_plan(source: TableSource, planned: Placement) -> None:
     """Prints one table's plan, a line a tier."""
     from gramary.placement_grammar import format_bytes
 
-    typer.echo(
+    say(
         f"\ntable {source.spec.ple_index}, decoder layer {source.spec.layer_id}: "
         f"{source.codec.name}, rows {planned.first_row:,} to {planned.end_row - 1:,}, "
         f"{format_bytes(planned.nbytes)}"
     )
     for line in planned.report():
-        typer.echo(f"  {line}")
+        say(f"  {line}")
 
 
 def _without(free: FreeMemory, planned: Placement) -> FreeMemory:

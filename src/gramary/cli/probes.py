@@ -9,12 +9,14 @@ import mmap
 import os
 import platform
 import shutil
+import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gramary.errors import GramaryError
+from gramary.cli.thread_room import count_startable, num_wanted
+from gramary.errors import ArgumentError, GramaryError
 from gramary.machine import read_host_room, read_huge_pages, read_numa_nodes
 from gramary.placement_grammar import format_bytes
 from gramary.settings import Settings
@@ -93,6 +95,17 @@ def probe_build() -> Iterator[Finding]:
     threads = _core.default_num_threads()
     cpus = len(os.sched_getaffinity(0))
     yield Finding(section, "CPU threads", FACT, f"{threads} of {cpus} usable CPUs")
+    yield _describe_thread_room(section)
+
+
+def _describe_thread_room(section: str) -> Finding:
+    wanted = num_wanted()
+    startable = count_startable(wanted)
+    if startable == wanted:
+        return Finding(section, "threads", YES, f"{wanted} or more can be started")
+    remedy = "raise the limit on processes (ulimit -u, the cgroup's pids.max)"
+    detail = f"only {startable} more can be started; a command may want {wanted}"
+    return Finding(section, "threads", NO, detail, remedy)
 
 
 def probe_memory(settings: Settings) -> Iterator[Finding]:
@@ -125,11 +138,18 @@ def probe_memory(settings: Settings) -> Iterator[Finding]:
     yield Finding(section, "NUMA nodes", FACT, ", ".join(map(str, nodes)) or "not reported")
 
 
-def probe_reading(folder: Path | None) -> Iterator[Finding]:
-    """Yields how rows can be read from files: io_uring, and direct reads below a folder."""
+def probe_reading(model: Path | None) -> Iterator[Finding]:
+    """Yields how rows can be read from files: io_uring, and direct reads of a model.
+
+    Args:
+        model: its folder, or a table's file; None leaves direct reads unknown.
+
+    Raises:
+        ArgumentError: there is no such file or folder, or it has no regular file.
+    """
     section = "reading from disk"
     yield Finding(section, "positioned reads", YES, "always")
-    file = None if folder is None else _largest_file(folder)
+    file = None if model is None else find_largest_file(model)
     yield _describe_io_uring(section, *try_reading_by_ring(file))
     if file is None:
         remedy = "name a model: gramary doctor --model DIR"
@@ -193,7 +213,8 @@ def try_reading_by_ring(file: Path | None) -> tuple[int, str]:
 def try_direct_read(file: Path) -> int:
     """Reads the first block of a file past the page cache; returns 0, or an error number."""
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_DIRECT)
+        # O_NONBLOCK: a named pipe that took the name is not waited for.
+        descriptor = os.open(file, os.O_RDONLY | os.O_DIRECT | os.O_NONBLOCK)
     except OSError as error:
         return error.errno or errno.EIO
     try:
@@ -285,11 +306,39 @@ def _describe_sharing(section: str, folder: Path) -> Finding:
     return Finding(section, "share=NAME", YES, f"{free} free in {folder}")
 
 
-def _largest_file(folder: Path) -> Path:
-    files = [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else [folder]
-    return max(files, key=lambda path: path.stat().st_size)
+def find_largest_file(path: Path) -> Path:
+    """Returns a file, or the largest one in a folder.
+
+    Raises:
+        ArgumentError: there is no such file or folder, or it has no regular file.
+        OSError: the folder cannot be listed.
+    """
+    if not path.exists():
+        raise ArgumentError(f"--model: {path} does not exist")
+    files = list(path.iterdir()) if path.is_dir() else [path]
+    sizes = {file: size for file in files if (size := _size_of(file)) is not None}
+    if not sizes:
+        raise ArgumentError(
+            f"--model: expected a model's folder or a table's file, got {path}, which holds no "
+            "file to read; check the name, or download the model first"
+        )
+    return max(sizes, key=sizes.__getitem__)
+
+
+def _size_of(file: Path) -> int | None:
+    """Returns the bytes of a regular file, None where it is something else, or gone."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def _first_line(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False
+        )
+    except OSError as error:
+        return f"{command[0]} ({error.strerror})"
     return (done.stdout or done.stderr).partition("\n")[0] or command[0]

@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from gramary.cli.output import say, shown
+from gramary.cli.signals import importing
+
 
 def verify(
     path: Annotated[Path, typer.Argument(metavar="PACK", help="The pack to check.")],
@@ -16,10 +19,11 @@ def verify(
     ] = None,
 ) -> None:
     """Check every byte of a pack."""
-    from gramary.cli.pack import describe_error
-    from gramary.cli.progress import progress_bar
-    from gramary.pack import open_pack, verify_pack
-    from gramary.source import find_sources, open_source
+    with importing():
+        from gramary.cli.pack import describe_error
+        from gramary.cli.progress import progress_bar
+        from gramary.pack import open_pack, verify_pack
+        from gramary.source import find_sources, open_source
 
     source = None
     if against is not None:
@@ -29,7 +33,8 @@ def verify(
     with progress_bar(f"checking {path.name}") as progress:
         report = verify_pack(path, against=source, progress=progress)
     rows = f"{report.header.geometry.num_rows:,} rows"
-    compared = "" if source is None else f"; all {rows} are those of {source.path}"
-    typer.echo(f"{path}: the header and {report.num_blocks:,} blocks ({rows}) are right{compared}")
+    compared = "" if source is None else f"; all {rows} are those of {shown(source.path)}"
+    blocks = f"the header and {report.num_blocks:,} blocks ({rows})"
+    say(f"{shown(path)}: {blocks} are right{compared}")
     if report.error is not None:
-        typer.echo(describe_error(report.error))
+        say(describe_error(report.error))

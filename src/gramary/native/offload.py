@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from gramary.errors import ClosedError, UnsupportedError
+from gramary.errors import ClosedError, no_threads
 from gramary.native import _core
 
 # Where the fields of the shared structures lie, as the core was compiled.
@@ -139,14 +139,15 @@ class RowService:
         self._spans_left: list[tuple[int, int, int, int, int]] = []
 
     def start(self) -> None:
-        """Starts serving."""
+        """Starts serving, with fewer threads where the machine starts no more than two.
+
+        Raises:
+            UnsupportedError: it does not start those either.
+        """
         try:
             self._running().start()
         except RuntimeError as error:
-            raise UnsupportedError(
-                f"the row service cannot start its threads: {error}; raise the limit on processes "
-                f"(ulimit -u, the cgroup's pids.max)"
-            ) from error
+            raise no_threads("the row service cannot start its threads", error) from error
 
     def stop(self) -> None:
         """Ends the service; requests in flight stay unanswered. A second call does nothing."""

@@ -24,6 +24,7 @@ import tempfile
 import weakref
 
 from gramary.arguments import require_integer
+from gramary.errors import no_threads
 from gramary.lifetime import Closing
 from gramary.offload import channel
 from gramary.process_bound import ProcessBound
@@ -116,18 +117,28 @@ def make_folder() -> str:
 
 
 def start_worker(*descriptors: int) -> subprocess.Popen[bytes]:
-    """Returns the worker process, which inherits these descriptors and little else."""
+    """Returns the worker process, which inherits these descriptors and little else.
+
+    Raises:
+        UnsupportedError: the machine starts no more processes.
+    """
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     kept = inherited_environment(_KEPT_VARIABLES)
-    return subprocess.Popen(
-        # -P: modules of the folder we stand in would hide the library's own, as they do not here.
-        [sys.executable, "-P", "-m", "gramary.offload.worker", *map(str, descriptors)],
-        pass_fds=descriptors,
-        env={**kept, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
+    # It computes nothing; where it may start no threads, OpenBLAS would interrupt it at its import.
+    kept |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    try:
+        return subprocess.Popen(
+            # -P: modules of the folder we stand in would hide the library's own, as they do not
+            # here.
+            [sys.executable, "-P", "-m", "gramary.offload.worker", *map(str, descriptors)],
+            pass_fds=descriptors,
+            env={**kept, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+    except BlockingIOError as error:
+        raise no_threads("the worker process cannot be started", error) from error
 
 
 def end_worker(

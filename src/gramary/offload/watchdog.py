@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from gramary.errors import FetchTimeoutError
+from gramary.errors import FetchTimeoutError, no_threads
 from gramary.offload.canceling import CanceledClaims
 from gramary.offload.consumer import require_slot, state_places
 from gramary.offload.fetch_error import timed_out
@@ -73,8 +73,15 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="gramary-watchdog", daemon=True)
 
     def start(self) -> None:
-        """Starts looking."""
-        self._thread.start()
+        """Starts looking.
+
+        Raises:
+            UnsupportedError: the machine starts no more threads.
+        """
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise no_threads("the connector's watchdog cannot start its thread", error) from error
 
     def watch(self, claim: Claim) -> None:
         """Watches a host-lane claim too; the stream lane's requests are found in their slots."""

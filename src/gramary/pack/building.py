@@ -9,7 +9,7 @@ import json
 import mmap
 import os
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Literal
 
 import torch
@@ -32,6 +32,7 @@ from gramary.pack.recoding import (
 from gramary.pack.source_rows import stream_source
 from gramary.pack.verifying import verify_pack
 from gramary.row_layout import TableSource
+from gramary.task_threads import TaskThreads
 
 WRITER = "gramary pack writer 2"
 
@@ -209,7 +210,7 @@ def _write_rows(
     layout = source.layout
     chunks = stream_source(layout, first_row, layout.num_rows, chunk_rows)
     pending: Future[None] | None = None
-    with contextlib.closing(chunks), ThreadPoolExecutor(1, "gramary-pack") as executor:
+    with contextlib.closing(chunks), TaskThreads(1, "gramary-pack") as thread:
         for row, rows in chunks:
             buffer = next(buffers)
             block = row // geometry.rows_per_block
@@ -219,7 +220,7 @@ def _write_rows(
             if pending is not None:
                 pending.result()
             offset = geometry.header_bytes + block * geometry.block_bytes
-            pending = executor.submit(file.write, offset, memoryview(buffer)[:num_bytes])
+            pending = thread.submit(file.write, offset, memoryview(buffer)[:num_bytes])
             if progress is not None:
                 progress((row + len(rows)) * layout.row_bytes, layout.nbytes)
         if pending is not None:

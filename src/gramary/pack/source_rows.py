@@ -11,7 +11,6 @@ import contextlib
 import mmap
 import os
 from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ import torch
 from gramary.page_cache import Span, resident_pages, tells_residency
 from gramary.row_layout import RowLayout
 from gramary.row_stream import RowReader, check_row_range
+from gramary.task_threads import TaskThreads
 
 # What O_DIRECT asks of offsets, lengths and memory, on every file system that is known.
 ALIGNMENT = 4096
@@ -97,7 +97,7 @@ def stream_source(
     shape = (min(chunk_rows, end_row - first_row), layout.row_bytes)
     buffers = [torch.empty(shape, dtype=torch.uint8, device="cpu") for _ in range(2)]
     starts = range(first_row, end_row, chunk_rows)
-    with DirectRowReader(layout) as reader, ThreadPoolExecutor(1, "gramary-read") as executor:
+    with DirectRowReader(layout) as reader, TaskThreads(1, "gramary-read") as thread:
 
         def read(index: int) -> torch.Tensor:
             start = starts[index]
@@ -107,11 +107,11 @@ def stream_source(
             reader.check_unchanged()
             return rows
 
-        pending = [executor.submit(read, 0)] if starts else []
+        pending = [thread.submit(read, 0)] if starts else []
         for index, start in enumerate(starts):
             rows = pending.pop().result()
             if index + 1 < len(starts):
-                pending.append(executor.submit(read, index + 1))
+                pending.append(thread.submit(read, index + 1))
             yield start, rows
 
 
