@@ -8,6 +8,8 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
+from abilities import skip_without_abilities, with_ability
+from children import start_worker
 from deprecations import raise_logged_deprecations
 from interpreter import use_interpreter
 
@@ -22,24 +24,39 @@ hypothesis.settings.load_profile("gramary")
 
 
 def pytest_configure() -> None:
-    """Keeps torch on one thread: the tensors are small, and spinning threads starve the others."""
+    """Keeps torch on one thread: the tensors are small, and spinning threads starve the others.
+
+    The core keeps to the instructions that the environment allows, also where no table is opened.
+    """
+    from gramary.native.instructions import cap_instructions
+    from gramary.settings import Settings
+
     torch.set_num_threads(1)
+    cap_instructions(Settings.from_env().instructions)
 
 
 SIMD_LEVELS = {"scalar": 0, "avx2": 1, "avx512": 2}
 
 
-@pytest.fixture(params=SIMD_LEVELS)
+@pytest.fixture(params=["scalar", *map(with_ability, ("avx2", "avx512"))])
 def simd_level(request: pytest.FixtureRequest) -> Iterator[str]:
     """Runs a test with the native core on each instruction set that this CPU has."""
     from gramary.native import _core
 
-    level = SIMD_LEVELS[request.param]
-    if level > _core.detected_simd_level():
-        pytest.skip(f"this CPU has no {request.param}")
-    _core.set_simd_level(level)
+    _core.set_simd_level(SIMD_LEVELS[request.param])
     yield request.param
     _core.set_simd_level(_core.detected_simd_level())
+
+
+@pytest.fixture(autouse=True, scope="session")
+def start_real_worker() -> Iterator[Callable[..., Any]]:
+    """Forks the row service's workers; yields the function that starts one as users do."""
+    from gramary.offload import server
+
+    real = server.start_worker
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server, "start_worker", start_worker)
+        yield real
 
 
 @pytest.fixture(scope="session")
@@ -77,11 +94,6 @@ def checkpoint(request: pytest.FixtureRequest, make_checkpoint: Callable[..., Pa
     return make_checkpoint(codec=request.param)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips what needs CUDA devices that are not here, with the reason."""
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    for item in items:
-        if item.get_closest_marker("gpu") and num_gpus < 1:
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-        elif item.get_closest_marker("two_gpus") and num_gpus < 2:
-            item.add_marker(pytest.mark.skip(reason=f"needs two CUDA devices, {num_gpus} here"))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skips what needs an ability that this machine does not have, with the reason."""
+    skip_without_abilities(config, items)

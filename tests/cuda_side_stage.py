@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from typing import Any
 
 import pytest
+from abilities import ask_for
 
 from gramary.native.offload import load_u32
 
@@ -59,8 +59,8 @@ class CallingThread:
 
 def use_cuda_side(monkeypatch: pytest.MonkeyPatch, streams: CallingThread) -> None:
     """Lets connectors take CPU tables for CUDA tables; skips where kernels are not interpreted."""
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("needs Triton's interpreter; with a GPU, test_on_gpu.py runs")
+    # With a GPU, test_on_gpu.py runs.
+    ask_for("interpreter")
     from gramary.offload.cuda.side import CudaSide
 
     def make_side(*arguments: Any) -> CudaSide:

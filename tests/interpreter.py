@@ -8,6 +8,9 @@ it multiplies signed integers as signed where `umulhi` takes their bits, and lea
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import math
 import os
 from typing import Any
 
@@ -23,6 +26,8 @@ def use_interpreter() -> None:
     mend_splat()
     mend_umulhi()
     patch_language_once()
+    leave_out_unread_checks()
+    remember_types()
 
 
 def mend_bfloat16() -> None:
@@ -103,3 +108,50 @@ def patch_language_once() -> None:
         return patched_call(self, *args, **kwargs)
 
     InterpretedFunction.__call__ = call_device_function
+
+
+def leave_out_unread_checks() -> None:
+    """Leaves out what is computed to find overflows, and looked at only by Triton's debug mode.
+
+    It would be more than a third of an integer operation's time.
+    """
+    from triton.runtime.interpreter import interpreter_builder
+
+    options = interpreter_builder.options
+    if not options.debug:
+        interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
+
+
+def remember_types() -> None:
+    """Keeps what follows from a type alone, which is asked for with every operation."""
+    import triton.language as tl
+    from triton.language.semantic import TritonSemantic
+    from triton.runtime import interpreter
+
+    numpy_types: dict[str, Any] = {}
+    find_numpy_type = interpreter._get_np_dtype
+
+    def numpy_type(type: Any) -> Any:
+        scalar = type.scalar
+        found = numpy_types.get(scalar.name)
+        if found is None:
+            found = numpy_types[scalar.name] = find_numpy_type(scalar)
+        return found
+
+    @functools.cache
+    def describe(shape: tuple[int, ...]) -> tuple[tl.constexpr, tl.tuple]:
+        return tl.constexpr(math.prod(shape)), tl.tuple([tl.constexpr(size) for size in shape])
+
+    def init(self: Any, handle: Any, type: Any) -> None:
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.numel, self.shape = describe(tuple(type.shape) if type.is_block() else ())
+
+    broadcast_both = TritonSemantic.broadcast_impl_value
+
+    def broadcast(self: Any, lhs: Any, rhs: Any) -> Any:
+        # Shapes are kept once: the same shape is the same object.
+        return (lhs, rhs) if lhs.shape is rhs.shape else broadcast_both(self, lhs, rhs)
+
+    interpreter._get_np_dtype = numpy_type
+    tl.tensor.__init__ = init
+    TritonSemantic.broadcast_impl_value = broadcast

@@ -7,19 +7,16 @@ against the rules shows. `twin()` gives the same tensors on the CPU for the refe
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 import torch
 from tolerances import GATE_CONV, GATE_CONV_SHARE
 
 from gramary import ple
-from gramary.ops import gate_conv
 from gramary.ops.reference.gate_conv import gate_conv_ref
 
 EPS = 1e-6
 POISON = float("nan")
-HAS_TRITON_BACKEND = (Path(gate_conv.__file__).parent / "_triton" / "gate_conv.py").exists()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,19 +35,12 @@ SITES = [
     pytest.param(
         Site("triton", "cpu"),
         id="interpreter",
-        marks=pytest.mark.skipif(
-            not HAS_TRITON_BACKEND or torch.cuda.is_available(), reason="needs the interpreter"
-        ),
+        marks=pytest.mark.needs("interpreter"),
     ),
     pytest.param(
         Site("triton", "cuda"),
         id="cuda",
-        marks=[
-            pytest.mark.gpu,
-            pytest.mark.skipif(
-                not HAS_TRITON_BACKEND or not torch.cuda.is_available(), reason="needs CUDA"
-            ),
-        ],
+        marks=pytest.mark.gpu,
     ),
 ]
 SMALL = {"streams": 2, "hidden_size": 24, "kernel_size": 4, "dilation": 3}

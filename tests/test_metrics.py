@@ -58,9 +58,11 @@ def test_opening_reports_each_tier(folder, caplog) -> None:
 
 
 @pytest.mark.behaviour(34)
+@pytest.mark.needs("prometheus_client")
 def test_prometheus_exposition(folder) -> None:
     """Behaviour 34: every counter under its name, with the table's and tier's labels."""
-    prometheus_client = pytest.importorskip("prometheus_client")
+    import prometheus_client
+
     registry = prometheus_client.CollectorRegistry()
     closed = Table.open(folder, placement="disk")
     closed.close()
@@ -93,9 +95,11 @@ def test_prometheus_exposition(folder) -> None:
 
 
 @pytest.mark.behaviour(34)
+@pytest.mark.needs("prometheus_client", "seccomp")
 def test_the_kernels_refusal_stands_in_statistics_and_metrics(folder) -> None:
     """Behaviour 34: how rows are read, and why not otherwise."""
-    prometheus_client = pytest.importorskip("prometheus_client")
+    import prometheus_client
+
     registry = prometheus_client.CollectorRegistry()
 
     def read() -> None:
@@ -111,10 +115,12 @@ def test_the_kernels_refusal_stands_in_statistics_and_metrics(folder) -> None:
     run_forbidden({IO_URING_SETUP: errno.EPERM}, read)
 
 
+@pytest.mark.needs("prometheus_client")
 def test_a_scrape_leaves_errors_to_the_tables_users(folder, monkeypatch) -> None:
     """A wrong id that a GPU met is raised by the engine's next call, not by a scrape before it."""
-    prometheus_client = pytest.importorskip("prometheus_client")
-    parser = pytest.importorskip("prometheus_client.parser")
+    import prometheus_client
+    from prometheus_client import parser
+
     registry = prometheus_client.CollectorRegistry()
     with Table.open(folder, placement="disk") as table:
         registry.register(TableCollector({"a": table}))

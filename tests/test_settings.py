@@ -10,6 +10,7 @@ from gramary.settings import ENVIRONMENT, Settings, chosen_settings
 # One value out of range, and one that does not parse, for each variable.
 BAD_VALUES = {
     "GRAMARY_NUM_THREADS": ["-1", "1025", "two"],
+    "GRAMARY_INSTRUCTIONS": ["sse", "AVX2"],
     "GRAMARY_CHECK_IDS": ["maybe"],
     "GRAMARY_DEBUG_CHECKS": ["2"],
     "GRAMARY_MEMORY_LIMIT_BYTES": ["0", str(2**63), "1GiB"],

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from abilities import READERS
 from table_stage import encoded_table, same_bits, small_spec, write_table_folder
 
 from gramary import Table
@@ -80,7 +81,7 @@ def test_disk_rows_beyond_the_borders(tmp_path: Path) -> None:
 
 
 @pytest.mark.behaviour(27)
-@pytest.mark.parametrize("reader", ["io_uring", "pread", "mmap"])
+@pytest.mark.parametrize("reader", READERS)
 def test_pack_rows_beyond_the_borders(tmp_path: Path, reader: str) -> None:
     """Behaviour 27: the same for blocks of a pack, each checked by the number that it has there."""
     path, row_ids = write_sparse_pack(tmp_path / "table.pack")

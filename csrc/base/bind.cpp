@@ -77,6 +77,7 @@ void bind_base(nb::module_& m) {
         return owned(::memfd_create(name.c_str(), MFD_CLOEXEC), nb::cast(name));
     });
     m.def("detected_simd_level", [] { return static_cast<int>(detected_simd_level()); });
+    m.def("cap_simd_level", [](int level) { cap_simd_level(static_cast<SimdLevel>(level)); });
     m.def("simd_level", [] { return static_cast<int>(simd_level()); });
     m.def("set_simd_level", [](int level) { set_simd_level(static_cast<SimdLevel>(level)); });
     m.def("default_num_threads", &ThreadPool::default_num_threads);

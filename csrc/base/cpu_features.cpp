@@ -45,23 +45,31 @@ SimdLevel detect() noexcept {
 SimdLevel detect() noexcept { return SimdLevel::scalar; }
 #endif
 
-std::atomic<int> level_in_force{-1};
+constexpr int kNoCap = static_cast<int>(SimdLevel::avx512);
+std::atomic<int> level_cap{kNoCap};
+std::atomic<int> level_chosen{kNoCap};
 
 }  // namespace
 
 SimdLevel detected_simd_level() noexcept {
-    static const SimdLevel level = detect();
-    return level;
+    static const int level = static_cast<int>(detect());
+    return static_cast<SimdLevel>(std::min(level, level_cap.load(std::memory_order_relaxed)));
+}
+
+void cap_simd_level(SimdLevel level) noexcept {
+    const int wanted = static_cast<int>(level);
+    int cap = level_cap.load(std::memory_order_relaxed);
+    while (wanted < cap && !level_cap.compare_exchange_weak(cap, wanted)) {
+    }
 }
 
 SimdLevel simd_level() noexcept {
-    const int level = level_in_force.load(std::memory_order_relaxed);
-    return level < 0 ? detected_simd_level() : static_cast<SimdLevel>(level);
+    const int chosen = level_chosen.load(std::memory_order_relaxed);
+    return static_cast<SimdLevel>(std::min(chosen, static_cast<int>(detected_simd_level())));
 }
 
 void set_simd_level(SimdLevel level) noexcept {
-    const int capped = std::min(static_cast<int>(level), static_cast<int>(detected_simd_level()));
-    level_in_force.store(capped, std::memory_order_relaxed);
+    level_chosen.store(static_cast<int>(level), std::memory_order_relaxed);
 }
 
 }  // namespace gramary

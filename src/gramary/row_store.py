@@ -11,6 +11,7 @@ import torch
 
 from gramary.errors import LoadError
 from gramary.loading import LoadLedger, ShardOrder, route_rows
+from gramary.native.instructions import cap_instructions
 from gramary.native.threads import require_num_threads
 from gramary.placement import Placement, shard_range
 from gramary.process_events import require_interpreter
@@ -154,6 +155,7 @@ class RowStore:
 
     def _allocate(self) -> None:
         require_num_threads(self.request.settings.num_threads)
+        cap_instructions(self.request.settings.instructions)
         placement = plan_storage(self.request)
         self.tiers = build_tiers(self.request, placement)
         self.placement = placement

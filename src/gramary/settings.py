@@ -24,6 +24,8 @@ class Settings:
 
     Attributes:
         num_threads: threads of the native core, the caller included; 0 is one a usable CPU.
+        instructions: the widest CPU instructions that the native core may use: "auto", "avx512",
+            "avx2" or "scalar"; it caps them for the whole process, and the lowest cap holds.
         check_ids: on CUDA, synchronise and raise at once for wrong tokens or row ids.
         debug_checks: check rules that only a caller's bug can break, at the price of time.
         memory_limit_bytes: host memory to plan with instead of what the machine reports; None
@@ -49,6 +51,7 @@ class Settings:
     """
 
     num_threads: int = 0
+    instructions: str = "auto"
     check_ids: bool = False
     debug_checks: bool = False
     memory_limit_bytes: int | None = None
@@ -175,6 +178,10 @@ ENVIRONMENT: tuple[Variable, ...] = (
     Variable("GRAMARY_NUM_THREADS", "num_threads", "an integer from 0 to 1024",
              "threads of the native core; 0 is one a usable CPU, and half of them, at most 8, in "
              "the row service", int, _is_int_in(0, 1024)),
+    Variable("GRAMARY_INSTRUCTIONS", "instructions", "one of auto, avx512, avx2, scalar",
+             "the widest CPU instructions that the native core may use, in the whole process from "
+             "its first table on; the bytes are the same", str,
+             _one_of("auto", "avx512", "avx2", "scalar")),
     Variable("GRAMARY_CHECK_IDS", "check_ids", _BOOL,
              "synchronise and raise at once for wrong ids on CUDA", _parse_bool, _is_bool),
     Variable("GRAMARY_DEBUG_CHECKS", "debug_checks", _BOOL,

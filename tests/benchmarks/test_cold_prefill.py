@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from abilities import ask_for
 from cuda_side_stage import CallingThread, use_cuda_side
 
 from benchmarks import cold_prefill as benchmark
@@ -27,7 +28,7 @@ TIMES = {32: (900.0, 500.0), 16: (240.0, 300.0), 8: (100.0, 250.0), 4: (50.0, 20
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    pytest.importorskip("triton")
+    ask_for("triton")
     use_cuda_side(monkeypatch, CallingThread())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     spec = full_spec(500)

@@ -3,14 +3,12 @@
 from types import ModuleType
 
 import pytest
-import torch
 
 from benchmarks import cold_prefill, gpu_offload, gpu_state, harness
 from gramary import receipts
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize(
     ("module", "num_cases"),
     [(gpu_state, 2), (gpu_offload, 5), (cold_prefill, 2)],

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from abilities import ask_for
 from cuda_side_stage import CallingThread, use_cuda_side
 
 from benchmarks import harness
@@ -28,7 +29,7 @@ ONCE = {"timer": CpuTimer(once=True), "num_samples": 1}
 
 @pytest.fixture(autouse=True)
 def cuda_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton")
+    ask_for("triton")
     use_cuda_side(monkeypatch, CallingThread())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
 

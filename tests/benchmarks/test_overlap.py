@@ -17,10 +17,10 @@ from gramary.tracing import SPAN_NAMES, Span
 REPOSITORY = Path(__file__).parents[2]
 
 
+@pytest.mark.needs("matplotlib")
 @pytest.mark.parametrize("placement", ["host", "disk"])
 def test_smoke(tmp_path: Path, placement: str) -> None:
     """Both options, every output compared, the trace and the picture of both in one file each."""
-    pytest.importorskip("matplotlib")
     files = [tmp_path / name for name in ("receipt.json", "trace.json", "timeline.svg")]
     receipt_file, trace_file, picture = files
     words = ["--out", str(receipt_file), "--trace", str(trace_file), "--plot", str(picture)]

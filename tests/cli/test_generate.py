@@ -108,15 +108,13 @@ def test_no_bar_is_drawn_off_a_terminal(run, capsys) -> None:
     [
         (("--placement", "attic"), "attic"),
         (("--placement", "disk,host"), "disk"),
-        (("--placement", "device"), "device"),
+        pytest.param(("--placement", "device"), "device", marks=pytest.mark.needs("no_gpu")),
         (("--max-new-tokens", "0"), "--max-new-tokens"),
         (("--compare", "nothing"), "--compare"),
     ],
 )
 def test_what_cannot_be_honoured_is_an_error(run, capsys, words: tuple, message: str) -> None:
     """Behaviours 13 and 36: one paragraph that names the option, exit code 2."""
-    if "device" in words and torch.cuda.is_available():
-        pytest.skip("this machine has a device")
     assert run("--prompt", "abc", *words) == 2
     text = capsys.readouterr().err
     assert message in text

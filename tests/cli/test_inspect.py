@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 
 from gramary.cli import main
 from gramary.cli.inspect import PLACEMENTS, cost_placements
@@ -82,7 +81,7 @@ def test_a_wrong_folder_is_one_paragraph_and_code_2(copy_checkpoint, capsys, tmp
     assert "model.safetensors: no valid safetensors file" in err
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="shows what a machine without a GPU says")
+@pytest.mark.needs("no_gpu")
 def test_placements_cost_the_tables_bytes_and_say_what_is_short(make_checkpoint):
     source = open_source(make_checkpoint(codec="fp8"))
     costs = {each["placement"]: each for each in cost_placements(source, Settings())}

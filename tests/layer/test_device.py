@@ -15,7 +15,6 @@ CONFIG = {
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_cuda_equals_cpu(dtype: torch.dtype) -> None:
     """Prefill, decode and verification, with the same rows, keys and values."""

@@ -1,9 +1,7 @@
 """The pool of native threads is as large as it was asked to be, or the asking fails."""
 
-import subprocess
-import sys
-
 import pytest
+from children import run_child
 
 from gramary.errors import SettingsError
 from gramary.native import _core
@@ -18,10 +16,7 @@ print(_core.shared_num_threads())
 
 
 def test_the_first_use_decides() -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
-    )
-    assert result.stdout == "3\n"
+    assert run_child(PROGRAM).stdout == "3\n"
 
 
 @pytest.mark.behaviour(13)

@@ -26,6 +26,8 @@ from gramary.native.raw_disk import read_blocks_raw, try_io_uring
 from gramary.row_layout import RowLayout
 from gramary.tiers.disk import flatten_layout
 
+pytestmark = pytest.mark.needs("io_uring", "seccomp")
+
 # Few reads go through a ring that the caller borrows, many through lanes with a ring each.
 LENT, LANES = 200, 4400
 CALLS = {"io_uring_setup": IO_URING_SETUP, "io_uring_enter": IO_URING_ENTER}
@@ -99,6 +101,7 @@ def test_a_refused_call_is_the_reason_everywhere(table, said, call: str, code: i
     ("code", "remedy"),
     [(errno.EPERM, "allowing io_uring_register helps"), (errno.ENOMEM, "RLIMIT_MEMLOCK")],
 )
+@pytest.mark.needs("io_uring_registration")
 def test_without_registration_the_ring_reads(table, said, code: int, remedy: str) -> None:
     """Behaviour 30: plain memory and files; log, statistics and doctor name what is missing."""
     layout, rows = table
@@ -122,6 +125,7 @@ def test_without_registration_the_ring_reads(table, said, code: int, remedy: str
 
 @pytest.mark.behaviour(32)
 @pytest.mark.parametrize("code", [errno.EINTR, errno.EAGAIN, errno.EBUSY], ids=errno.errorcode.get)
+@pytest.mark.needs("supervised_calls")
 def test_a_call_that_fails_for_the_moment_is_made_again(table, code: int) -> None:
     """Behaviour 32: signals and shortage of memory in the kernel leave no trace."""
     layout, rows = table
@@ -145,6 +149,7 @@ def test_a_call_that_fails_for_the_moment_is_made_again(table, code: int) -> Non
 
 @pytest.mark.behaviour(30)
 @pytest.mark.parametrize("num_rows", [LENT, LANES], ids=["lent", "lanes"])
+@pytest.mark.needs("supervised_calls")
 def test_a_ring_that_is_forbidden_later_gives_way_to_pread(table, said, num_rows: int) -> None:
     """Behaviour 30: the batch that meets it comes whole, the later ones without a try."""
     layout, rows = table
@@ -178,6 +183,7 @@ def test_a_ring_that_is_forbidden_later_gives_way_to_pread(table, said, num_rows
 
 @pytest.mark.behaviour(30)
 @pytest.mark.parametrize("num_rows", [LENT, LANES], ids=["lent", "lanes"])
+@pytest.mark.needs("supervised_calls")
 def test_a_ring_that_breaks_once_is_replaced(table, num_rows: int) -> None:
     """Behaviour 30: what one shortage broke, the next batches have again; the reason stays."""
     layout, rows = table
@@ -204,6 +210,7 @@ def test_a_ring_that_breaks_once_is_replaced(table, num_rows: int) -> None:
     reader.close()
 
 
+@pytest.mark.needs("supervised_calls")
 def test_descriptors_that_run_out_are_no_loss(table) -> None:
     """A second ring at the same time finds no descriptor: pread reads, and rings come again."""
     layout, rows = table

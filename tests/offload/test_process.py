@@ -6,21 +6,27 @@ import os
 import re
 import resource
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from children import start_child
 from offload_stage import expected_rows, freeze, is_alive, make_batch, make_table, wait_until
 
 from gramary import Connector, Settings, Table
 from gramary.errors import CapacityError, FetchTimeoutError, RowFetchError
 
 QUICK = Settings(request_timeout_s=20, num_threads=1)
+
+
+@pytest.fixture(autouse=True)
+def real_worker(start_real_worker: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starts workers as users do: that is what these tests are about."""
+    monkeypatch.setattr("gramary.offload.server.start_worker", start_real_worker)
 
 
 @pytest.fixture(scope="module")
@@ -138,15 +144,9 @@ time.sleep(60)
 
 
 def test_the_worker_ends_with_its_engine() -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    engine = subprocess.Popen(
-        [sys.executable, "-c", ENGINE], stdout=subprocess.PIPE, env=environment, text=True
-    )
-    assert engine.stdout is not None
-    worker = int(engine.stdout.readline())
+    engine = start_child(ENGINE)
+    worker = int(engine.hear())
     assert is_alive(worker)
-    engine.kill()
-    engine.wait()
-    engine.stdout.close()
+    engine.close()
     # A busy machine takes its time to end a process; one that stays is what fails.
     wait_until(lambda: not is_alive(worker), seconds=30)

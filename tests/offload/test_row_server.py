@@ -8,8 +8,6 @@ import os
 import resource
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from children import Child, run_child, start_child
 from offload_stage import expected_rows, is_alive, make_batch, make_table, mapped_inodes, wait_until
 from table_stage import encoded_table, small_spec, write_table_folder
 
@@ -72,45 +71,17 @@ time.sleep(60)
 """
 
 
-class Process:
-    """A child that is told a line and tells one."""
-
-    def __init__(self, code: str, *arguments: object) -> None:
-        self.child = subprocess.Popen(
-            [sys.executable, "-c", code, *map(str, arguments)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )  # fmt: skip
-
-    def tell(self, line: str) -> None:
-        assert self.child.stdin is not None
-        self.child.stdin.write(f"{line}\n")
-        self.child.stdin.flush()
-
-    def hear(self) -> str:
-        assert self.child.stdout is not None
-        return self.child.stdout.readline()
-
-    def end(self) -> None:
-        self.child.kill()
-        self.child.wait()
-        for stream in (self.child.stdin, self.child.stdout):
-            assert stream is not None
-            stream.close()
-
-
 @pytest.fixture
-def start() -> Iterator[Callable[..., Process]]:
+def start() -> Iterator[Callable[..., Child]]:
     """`start(code, ...)`: a process that does not outlive the test."""
-    started: list[Process] = []
+    with contextlib.ExitStack() as started:
 
-    def make(*arguments: Any) -> Process:
-        started.append(Process(*arguments))
-        return started[-1]
+        def make(code: str, *arguments: object) -> Child:
+            child = start_child(code, *arguments)
+            started.callback(child.close)
+            return child
 
-    yield make
-    for process in started:
-        process.end()
+        yield make
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +104,7 @@ def test_two_engines_share_a_worker_and_a_death_hurts_no_other(start: Any) -> No
         # With a request under way, and the other rank's too.
         ranks[0].tell("ask 1000000")
         ranks[1].tell("run 100")
-        ranks[0].end()
+        ranks[0].close()
         assert json.loads(ranks[1].hear()) == "ok"
         wait_until(lambda: told[0]["inode"] not in mapped_inodes(pid), seconds=20)
         assert told[1]["inode"] in mapped_inodes(pid)
@@ -145,7 +116,7 @@ def test_two_engines_share_a_worker_and_a_death_hurts_no_other(start: Any) -> No
         assert [json.loads(rank.hear()) for rank in ranks] == ["ok", "ok"]
         for rank in ranks:
             rank.tell("leave")
-            assert rank.child.wait(30) == 0
+            assert rank.wait(30) == 0
         wait_until(lambda: told[1]["inode"] not in mapped_inodes(pid), seconds=20)
         assert is_alive(pid)
     assert not is_alive(pid)
@@ -201,11 +172,11 @@ def test_the_worker_outlives_its_owner_while_it_serves(start: Any) -> None:
     address, worker = owner.hear().split()
     rank = start(RANK, address, 0)
     rank.hear()
-    owner.end()
+    owner.close()
     rank.tell("run 10")
     assert json.loads(rank.hear()) == "ok"
     assert is_alive(int(worker))
-    rank.end()
+    rank.close()
     wait_until(lambda: not is_alive(int(worker)), seconds=20)
     assert not os.path.exists(os.path.dirname(address))
 
@@ -485,9 +456,5 @@ print("ok")
 
 
 def test_a_forked_child_that_ends_leaves_the_worker_alone() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FORKING],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = run_child(FORKING, timeout=60, tears_down=True)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr

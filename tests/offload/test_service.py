@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
+from children import run_child
 from offload_stage import make_batch, make_table, wait_until
 
 from gramary import Batch, Settings, Table
@@ -245,14 +243,7 @@ table.close()
 
 
 def test_a_forked_child_ends_well_and_leaves_its_parents_service_alone() -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", FORK],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    result = run_child(FORK, timeout=60, tears_down=True)
     assert (result.returncode, result.stdout) == (0, "served\n"), result.stderr[-2000:]
 
 
@@ -309,6 +300,7 @@ assert codes == {0, 1}, codes
 """
 
 
+@pytest.mark.needs("superuser")
 @pytest.mark.parametrize(
     "script",
     [
@@ -319,17 +311,8 @@ assert codes == {0, 1}, codes
 def test_too_few_processes_are_an_error_and_no_end_of_the_engine(script: str) -> None:
     """Behaviour 36: however many threads of the service can be had; the message names the limit.
 
-    Ranks that wait for the same service are not told that they are served.
+    Ranks that wait for the same service are not told that they are served. The superuser becomes
+    another user, since a limit on processes counts all of a user's.
     """
-    if os.geteuid() != 0:
-        pytest.skip("a limit on processes counts all of this user's")
-    paths = [str(Path(__file__).parent.parent), *sys.path]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script],
-        env=dict(os.environ, PYTHONPATH=os.pathsep.join(paths)),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_child(script)
     assert done.returncode == 0, done.stderr

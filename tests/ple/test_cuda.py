@@ -13,10 +13,7 @@ from gramary import ple
 from gramary.ops.gate_conv import MODES
 from gramary.ops.reference.window import export_ref
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
-]
+pytestmark = pytest.mark.gpu
 
 SITE = Site("triton", "cuda")
 REAL = {"streams": 4, "hidden_size": 2560, "kernel_size": 4, "dilation": 3}
@@ -234,7 +231,6 @@ def test_a_prefix_cache_hit_equals_a_miss() -> None:
 
 
 @pytest.mark.two_gpus
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 @pytest.mark.parametrize("mode", MODES)
 def test_another_current_device(mode: str) -> None:
     """The binding's device is launched on, and the caller's current one is restored."""

@@ -1,11 +1,10 @@
 """The kernels of the PLE operations compile without a GPU, and only once a geometry."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from children import run_child
 
 SCRIPT = """
 import contextlib
@@ -75,15 +74,8 @@ def test_kernels_compile_once_a_geometry(
 
     A process of its own, since in this one Triton interprets.
     """
-    environment = os.environ | {
-        "TRITON_INTERPRET": "0",
-        "TRITON_CACHE_DIR": str(tmp_path),
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-    }
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SCRIPT, str(capability), *kernels],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = run_child(SCRIPT, capability, *kernels, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     for name in " ".join(kernels.values()).split():
         assert f"{name}_kernel" in done.stdout

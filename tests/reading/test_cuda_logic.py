@@ -1,7 +1,6 @@
 """The GPU reader's ways, on the CPU: Triton's interpreter for kernels, scripted CUDA calls."""
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,8 @@ from table_stage import (
 from gramary.codecs import Codec
 from gramary.errors import RowIdError, TokenError, UnsupportedError
 from gramary.machine import HostRoom
+from gramary.reading import upload
+from gramary.reading.cuda import CudaReader
 from gramary.settings import Settings
 from gramary.source import open_source
 from gramary.tiers.base import Tier
@@ -29,13 +30,8 @@ from gramary.tiers.device import DeviceTier
 from gramary.tiers.disk import DiskTier
 from gramary.tiers.host import HostOptions, HostTier
 
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip(
-        "needs Triton's interpreter; with a GPU, test_cuda.py runs", allow_module_level=True
-    )
-
-from gramary.reading import upload
-from gramary.reading.cuda import CudaReader
+# With a GPU, test_cuda.py runs.
+pytestmark = pytest.mark.needs("interpreter")
 
 SPEC = small_spec()
 CPU = torch.device("cpu")

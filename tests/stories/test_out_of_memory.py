@@ -1,12 +1,11 @@
 """No room for the rows: opening says so with the numbers, leaves nothing behind, and disk works."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
 import torch
+from children import run_child
 from small_engine import TINY
 from stories.oracle import Oracle
 
@@ -74,9 +73,8 @@ with Table.open(sys.argv[1], placement="host", settings=settings) as table:
 
 def test_memory_that_is_refused_while_opening() -> None:
     """No descriptor, thread or page is left, and the same process opens it when there is room."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", STARVED, str(TINY)]
-    subprocess.run(command, env=environment, check=True, timeout=120)
+    done = run_child(STARVED, TINY)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.gpu

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from abilities import READERS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiers.disk_stage import gather, make_rows, write_layout
@@ -15,8 +16,6 @@ from gramary.row_layout import RowFile, RowLayout
 from gramary.row_stream import read_rows
 from gramary.settings import Settings
 from gramary.tiers.disk import DiskTier
-
-READERS = ("io_uring", "pread", "mmap")
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -45,6 +44,7 @@ def test_gather_equals_rows(tmp_path_factory, reader, data) -> None:
 
 
 @pytest.mark.behaviour(31)
+@pytest.mark.needs("cached_reads")
 def test_neighbours_in_one_block_are_read_once(tmp_path) -> None:
     rows = make_rows(2000, 160)
     tier = DiskTier(write_layout(tmp_path, rows), 0, 2000)

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from abilities import READERS
 from tiers.disk_stage import gather, make_rows, write_layout
 
 from gramary.page_cache import Span, resident_pages
 from gramary.row_layout import RowFile, RowLayout, RowPart, RowRun
 from gramary.settings import Settings
 from gramary.tiers.disk import DiskTier
-
-READERS = ("io_uring", "pread", "mmap")
 
 
 def drop_cache(layout: RowLayout) -> None:
@@ -53,13 +52,12 @@ def test_the_same_bytes_on_every_path(table, reader, num_rows, cached) -> None:
 
 
 @pytest.mark.behaviour(31)
-@pytest.mark.parametrize("reader", ["io_uring", "pread"])
+@pytest.mark.needs("direct_io", "droppable_cache")
+@pytest.mark.parametrize("reader", READERS[:2])
 def test_large_cold_batches_read_each_block_once_past_the_cache(table, reader) -> None:
     """Behaviour 31: deep, direct, neighbours joined; then warm ones answered by the cache."""
     layout, rows = table
     tier = DiskTier(layout, 0, len(rows), Settings(disk_reader=reader))
-    if tier.stats()["direct_alignment"] == 0:
-        pytest.skip("this file system has no O_DIRECT")
     drop_cache(layout)
     row_ids = torch.randint(0, len(rows), (12_000,))
     gather(tier, row_ids)
@@ -154,7 +152,7 @@ def test_rows_beyond_2_31_and_2_32(tmp_path, reader, row_bytes) -> None:
 
 
 @pytest.mark.behaviour(32)
-@pytest.mark.parametrize("reader", ["io_uring", "pread", "mmap"])
+@pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("num_rows", [10, 12_000])
 def test_a_file_that_shrinks_fails_small_and_large_requests_alone(
     tmp_path, reader, num_rows
@@ -234,7 +232,7 @@ def test_a_forked_child_reads_and_closes(table, reader) -> None:
     tier.close()
 
 
-@pytest.mark.parametrize("reader", ["io_uring", "pread"])
+@pytest.mark.parametrize("reader", READERS[:2])
 def test_signals_interrupt_nothing(table, reader) -> None:
     """A storm of signals during cold batches: EINTR is never an error and never a wrong row."""
     layout, rows = table
@@ -300,7 +298,7 @@ def test_mapped_rows_stay_under_their_budget_over_a_million_rows(large) -> None:
 
 
 @pytest.mark.behaviour(15)
-@pytest.mark.parametrize("reader", ["io_uring", "pread"])
+@pytest.mark.parametrize("reader", READERS[:2])
 def test_rows_that_are_read_take_no_memory_but_the_page_cache(large, reader) -> None:
     """Behaviour 15: over a million rows the process itself grows by its buffers, and no more."""
     with open(large.files[0].path, "rb") as file:

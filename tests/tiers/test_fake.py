@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+from abilities import READERS
 
 from gramary.errors import ArgumentError, RowReadError
 from gramary.tiers.fake import FakeTier, Fault
@@ -22,7 +23,7 @@ def gather(tier: FakeTier, *row_ids: int) -> torch.Tensor:
 
 
 @pytest.mark.behaviour(32)
-@pytest.mark.parametrize("reader", ["io_uring", "pread"])
+@pytest.mark.parametrize("reader", READERS[:2])
 def test_errors_harm_one_request_alone(reader) -> None:
     """Behaviour 32: EIO and a short read, each with file, offset and errno, then right rows."""
     rows = torch.randint(0, 256, (40, 16), dtype=torch.uint8)

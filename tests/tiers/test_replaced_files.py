@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from abilities import READERS, with_reader
 from tiers.disk_stage import gather, make_rows, write_layout
 
 from gramary.errors import RowReadError
@@ -21,7 +22,6 @@ from gramary.tiers.disk import DiskTier
 
 # A little more than the time between two looks at the files' names.
 LOOK_S = 1.1
-READERS = ("io_uring", "pread", "mmap")
 FEW, MANY = torch.tensor([5, 6000]), torch.randperm(12_000, generator=torch.manual_seed(1))
 
 
@@ -116,11 +116,15 @@ def require_refusal(tier: DiskTier, path: Path, *batches: torch.Tensor) -> None:
 
 
 CHANGES = [
-    *((change, reader) for change in (replace_by_rename, rewrite_in_place) for reader in READERS),
-    (point_link_elsewhere, "pread"),
-    (rewrite_longer, "io_uring"),
-    (rewrite_shorter, "io_uring"),
-    (append, "mmap"),
+    *(
+        with_reader(reader, change)
+        for change in (replace_by_rename, rewrite_in_place)
+        for reader in ("io_uring", "pread", "mmap")
+    ),
+    with_reader("pread", point_link_elsewhere),
+    with_reader("io_uring", rewrite_longer),
+    with_reader("io_uring", rewrite_shorter),
+    with_reader("mmap", append),
 ]
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from abilities import ask_for
 from table_stage import encoded_table, small_spec, write_table_folder
 
 from gramary import Table
@@ -39,8 +40,7 @@ pytestmark = pytest.mark.filterwarnings(
 @pytest.fixture
 def root() -> Iterator[str]:
     """A folder in a tmpfs, removed at the end."""
-    if not os.access("/dev/shm", os.W_OK):
-        pytest.skip("/dev/shm cannot be written to")
+    ask_for("shared_memory")
     with tempfile.TemporaryDirectory(prefix="gramary-test-", dir="/dev/shm") as folder:
         yield folder
 
@@ -283,6 +283,7 @@ def test_a_failed_filler_removes_its_file(model, root, monkeypatch) -> None:
 
 
 @pytest.mark.behaviour(6)
+@pytest.mark.needs("mounting")
 def test_too_small_a_tmpfs_is_an_error_with_numbers(model, tmp_path, root) -> None:
     """Behaviour 6: needed and free bytes, and what to do; nothing stays behind."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -296,8 +297,7 @@ def test_too_small_a_tmpfs_is_an_error_with_numbers(model, tmp_path, root) -> No
     small = tmp_path / "small"
     small.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "none", str(small)]
-    if os.geteuid() != 0 or subprocess.run(mount, check=False).returncode:
-        pytest.skip("mounting a small tmpfs needs rights that are not here")
+    subprocess.run(mount, check=True)
     try:
         with pytest.raises(CapacityError, match=r"needs 40,960 bytes .* 16,384 free.*remount"):
             open_shared(model, str(small))

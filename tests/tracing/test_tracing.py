@@ -114,8 +114,8 @@ def test_a_trace_file_holds_every_span(tmp_path: Path) -> None:
         assert set(event) <= {"name", "cat", "ph", "pid", "tid", "ts", "dur", "args"}
 
 
+@pytest.mark.needs("matplotlib")
 def test_a_picture_shows_every_run_and_name(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     path = tmp_path / "timeline.svg"
     groups = {"early requests off": SPANS[:1], "early requests on": SPANS, "none": []}
     draw_timeline(path, groups, title="A run")

@@ -42,9 +42,11 @@ def examine(model: Path | None) -> Iterator[Any]:
     """
     with importing():
         from gramary.cli import probes
+        from gramary.native.instructions import cap_instructions
         from gramary.settings import Settings
 
     settings = Settings.from_env()
+    cap_instructions(settings.instructions)
     yield from probes.probe_versions()
     yield from probes.probe_build()
     yield from probes.probe_memory(settings)

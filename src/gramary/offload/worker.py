@@ -18,6 +18,7 @@ import sys
 import time
 from typing import Any
 
+from gramary.native.instructions import cap_instructions
 from gramary.native.offload import RowService
 from gramary.offload import channel
 from gramary.offload.service import RAW_SPAN, num_service_threads
@@ -39,7 +40,7 @@ class Worker:
         listener: where engines come.
         owner: the end of who may say stop.
         num_ranks: connectors to wait for.
-        settings: `poll` and `num_threads` are used.
+        settings: `poll`, `num_threads` and `instructions` are used.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Worker:
         self._listener, self._owner = listener, owner
         self._num_ranks = num_ranks
         self._settings = settings
+        cap_instructions(settings.instructions)
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(owner, selectors.EVENT_READ)

@@ -1,10 +1,9 @@
 """The connector's kernels compile for GPUs old and new, without a GPU."""
 
 import os
-import subprocess
-import sys
 
 import pytest
+from children import run_child
 
 SCRIPT = """
 import sys
@@ -78,11 +77,5 @@ print("compiled")
 @pytest.mark.parametrize("capability", [80, 90])
 def test_every_kernel_compiles(capability: int) -> None:
     environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
-    result = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(capability)],
-        env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = run_child(SCRIPT, capability, env=environment, timeout=600)
     assert result.stdout == "compiled\n", result.stderr[-3000:]

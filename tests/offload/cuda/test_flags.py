@@ -1,14 +1,12 @@
 """The tiny kernel that stands in for a stream memory operation, interpreted."""
 
-import os
-
 import pytest
 import torch
 
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("needs Triton's interpreter; with a GPU, test_on_gpu.py", allow_module_level=True)
-
 from gramary.offload.cuda.flags import wait_word
+
+# With a GPU, test_on_gpu.py runs.
+pytestmark = pytest.mark.needs("interpreter")
 
 
 def word(value: int) -> torch.Tensor:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from abilities import ask_for
 from offload_stage import expected_rows, freeze, make_batch, make_table, wait_until
 
 from gramary import Connector, Settings, Table
@@ -44,7 +45,7 @@ def table() -> Iterator[Table]:
 @pytest.fixture(params=["in place", "copied"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Rows are read in place over the bus, or copied first."""
-    pytest.importorskip("triton")
+    ask_for("triton")
     rows = 1 if request.param == "copied" else 1 << 30
     monkeypatch.setattr("gramary.offload.cuda.take.COPIED_FROM_ROWS", rows)
     return str(request.param)

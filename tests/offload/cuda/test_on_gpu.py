@@ -26,10 +26,7 @@ from gramary.errors import (
     UnsupportedError,
 )
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 # Every batch rings, however small; nothing takes longer than the time-out to go wrong.
 FORCED = Settings(force_doorbell=True, request_timeout_s=5, host_gather_rows=4096)

@@ -1,10 +1,9 @@
 """Every kernel compiles for GPUs old and new, without a GPU (the interpreter accepts more)."""
 
 import os
-import subprocess
-import sys
 
 import pytest
+from children import run_child
 
 SCRIPT = """
 import sys
@@ -73,11 +72,5 @@ def test_every_kernel_compiles(capability: int) -> None:
     environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_DEFAULT_FP_FUSION"] = "1"
     # A run may take minutes on a machine that is busy and has compiled nothing before.
-    result = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(capability)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = run_child(SCRIPT, capability, env=environment, timeout=600)
     assert result.stdout == "compiled\n", result.stderr[-2000:]
