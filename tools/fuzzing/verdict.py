@@ -172,7 +172,9 @@ def _try_build(choices: Choices, folder: Path) -> str:
     write_files(dict(seed.files), model)
     try:
         source = open_source(model)
-        fresh = _fresh_build(seed, codec)
+        # From these very files: a pack says in which state it found them.
+        build_pack(source, folder / "fresh.pack", codec=codec)
+        fresh = (folder / "fresh.pack").read_bytes()
         left = choices.pick((fresh, fresh, pack_seed("fp8").files["table.pack"]))
         partial = sign_pack(b"GRAMPART" + left[8:], every_block=False)
         names = choices.pick(
@@ -194,19 +196,3 @@ def _try_build(choices: Choices, folder: Path) -> str:
         _require_message(error)
         return type(error).__name__
     return f"right build, {report.outcome}"
-
-
-_FRESH: dict[tuple[str, str], bytes] = {}
-
-
-def _fresh_build(seed: Seed, codec: str) -> bytes:
-    """Returns the pack that a table gives when nothing is in the way."""
-    import tempfile
-
-    key = (seed.name, codec)
-    if key not in _FRESH:
-        with tempfile.TemporaryDirectory() as folder:
-            write_files(dict(seed.files), Path(folder) / "model")
-            build_pack(open_source(Path(folder) / "model"), Path(folder) / "p", codec=codec)
-            _FRESH[key] = (Path(folder) / "p").read_bytes()
-    return _FRESH[key]
