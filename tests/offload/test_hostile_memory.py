@@ -41,6 +41,7 @@ from gramary.offload.lanes import HostLane, Quarantine
 from gramary.offload.region import Region
 from gramary.offload.ring import Failure, Phase, state_of
 from gramary.offload.setup import ring_shape
+from gramary.offload.ticket import Claim
 from gramary.tracing import SpanLog
 
 SETTINGS = Settings(request_timeout_s=20, num_threads=1)
@@ -68,8 +69,8 @@ def joined(server: RowServer, table: Table, **sizes: int) -> Iterator[Region]:
     described = channel.memory_file("test", json.dumps(description).encode())
     connection, _ = channel.connect(server.address, 10)
     with connection:
-        socket.send_fds(connection, [channel.JOIN], [described, *descriptors])
-        os.close(described)
+        socket.send_fds(connection, [channel.JOIN], [described.fileno(), *descriptors])
+        described.close()
         wait_until(region.is_served)
         yield region
     region.close()
@@ -189,11 +190,17 @@ def make_lane(table: Table) -> tuple[Region, HostLane]:
     return region, HostLane(region, Quarantine(region), SpanLog("engine"))
 
 
-def let_go(region: Region, lane: HostLane, number: int, ticket: Any) -> None:
+def make_request(lane: HostLane, batch: Batch) -> Claim:
+    claim = Claim(lane, "host", batch.num_tokens, batch.num_requests)
+    lane.request(claim, batch)
+    return claim
+
+
+def let_go(region: Region, number: int, claim: Claim) -> None:
     """Gives a request up, as an engine does, without any service."""
     assert region.abandon(region.ring.input(number), number, 0)
     region.release(region.ring.host_slot(number), number)
-    lane.finished(ticket)
+    claim.is_released = True
 
 
 def test_kind_20_inputs_that_the_service_copies_are_not_free(
@@ -205,13 +212,13 @@ def test_kind_20_inputs_that_the_service_copies_are_not_free(
     batch = make_batch(1)
     claim = region.address + region.ring.input(1).header + ring.INPUT_CLAIM
     for number in range(1, NUM_INPUTS + 1):
-        let_go(region, lane, number, lane.request(batch))
+        let_go(region, number, make_request(lane, batch))
     store_u64(claim, state_of(1, Phase.CLAIMED))
     for _ in range(2):
         with pytest.raises(SlotsBusyError, match="still copies the inputs of request 1"):
-            lane.request(batch)
+            make_request(lane, batch)
     store_u64(claim, state_of(1, Phase.IDLE))
-    assert lane.request(batch).number == NUM_INPUTS + 1
+    assert make_request(lane, batch).number == NUM_INPUTS + 1
     region.close()
 
 
@@ -224,8 +231,8 @@ def test_kind_20_inputs_that_the_service_has_not_begun_with_are_taken_back(
         os.kill(server.process.pid, 19)
         batch = make_batch(3)
         for number in range(1, NUM_INPUTS + 1):
-            let_go(region, lane, number, lane.request(make_batch(50 + number)))
-        ticket = lane.request(batch)
+            let_go(region, number, make_request(lane, make_batch(50 + number)))
+        ticket = make_request(lane, batch)
         os.kill(server.process.pid, 18)
         slot = region.ring.host_slot(ticket.number)
         assert region.wait_ready(slot, 0, 10)
@@ -484,9 +491,9 @@ def refusal(server: RowServer, description: dict[str, Any], descriptors: list[in
     described = channel.memory_file("test", json.dumps(description).encode())
     connection, _ = channel.connect(server.address, 10)
     with connection:
-        socket.send_fds(connection, [channel.JOIN], [described, *descriptors])
+        socket.send_fds(connection, [channel.JOIN], [described.fileno(), *descriptors])
         answer = channel.receive(connection, 10)
-    os.close(described)
+    described.close()
     assert answer is not None
     assert answer[0].startswith(channel.REFUSE), answer
     return answer[0].decode()

@@ -409,14 +409,16 @@ def test_a_table_that_the_worker_cannot_open_is_refused_with_its_reason(
 ) -> None:
     spec = small_spec()
     encoded, codec = encoded_table(spec, "fp8")
-    folder = write_table_folder(tmp_path, spec, encoded, codec)
+    tmp_path.joinpath("model").mkdir()
+    folder = write_table_folder(tmp_path / "model", spec, encoded, codec)
     with Table.open(folder, placement="disk") as table:
-        (folder / "model.safetensors").rename(folder / "moved.safetensors")
+        # The folder, not the file: a file that was renamed is another one from then on.
+        moved = folder.rename(tmp_path / "moved")
         with pytest.raises(RowFetchError, match=r"did not start: .*model\.safetensors"):
             Connector(
                 table, max_tokens=8, worker="process", server=server.address, settings=SETTINGS
             )
-        (folder / "moved.safetensors").rename(folder / "model.safetensors")
+        moved.rename(folder)
         with Connector(
             table, max_tokens=8, worker="process", server=server.address, settings=SETTINGS
         ) as connector:

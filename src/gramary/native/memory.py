@@ -51,9 +51,10 @@ class Mapped:
 
     def close(self) -> None:
         """Lets go of the memory; a second call does nothing."""
-        core, self._core = self._core, None
-        if core is not None:
-            core.close()
+        # Forgotten last: a close that is interrupted is gone on with by the next.
+        if self._core is not None:
+            self._core.close()
+            self._core = None
 
 
 class HostMapping(Mapped):

@@ -68,6 +68,7 @@ class HostLane:
         self._spans = spans
         # The newest claim on each slot; one that is released holds it no more.
         self._holders: dict[SlotPlaces, Claim] = {}
+        self._newest = 0
 
     def request(self, claim: Claim, batch: Batch) -> None:
         """Copies a batch's inputs and asks for its rows; never blocks.
@@ -81,7 +82,8 @@ class HostLane:
             FetchTimeoutError: the slot holds a request that timed out and was not answered yet.
         """
         ring = self._region.ring
-        number = self._region.announced() + 1
+        self._newest = newest_request(self._newest, self._region.announced())
+        number = self._newest + 1
         slot = ring.host_slot(number)
         # A consumer that waited for this slot's next request before its last would wait forever.
         if (holder := self._holders.get(slot)) is not None and not holder.is_released:
@@ -104,6 +106,7 @@ class HostLane:
         with self._spans.span("write_inputs", "host", number):
             self._region.write_inputs(number, batch.token_ids, batch.query_start_loc, batch.history)
             self._region.announce(number)
+        self._newest = number
 
     def _why_busy(self, holder: Claim) -> str:
         num_slots = len(self._region.ring.host_slots)
@@ -128,11 +131,12 @@ class StreamLane:
         self._spans = spans
         self._slot = slot
         self._holder: Claim | None = None
+        self._newest = 0
 
     @property
     def next_number(self) -> int:
         """The number that the next request gets."""
-        return self._region.slot_number(self._slot) + 1
+        return newest_request(self._newest, self._region.slot_number(self._slot)) + 1
 
     def request(self, claim: Claim, ids: list[torch.Tensor]) -> None:
         """Writes row ids [T, heads], a tensor a layer, and rings.
@@ -151,6 +155,16 @@ class StreamLane:
         with self._spans.span("write_inputs", "stream", claim.number):
             self._region.fill_slot(self._slot, claim.number, ids)
             self._region.ring_slot(self._slot, claim.number)
+        self._newest = claim.number
+
+
+def newest_request(noted: int, announced: int) -> int:
+    """Returns the newest request of a lane.
+
+    An interrupt may have come after it was announced and before that was noted. Another process can
+    write the announced number, so it moves ours by one at most.
+    """
+    return noted + 1 if announced == noted + 1 else noted
 
 
 def stream_is_busy(holder: Claim) -> str:
