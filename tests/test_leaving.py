@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import leaving_stage
 import pytest
@@ -51,3 +52,9 @@ def test_kind_8_a_daemon_thread_inside_each_call(
     code, said = ends[call]
     assert code == 5, said[-2000:]
     assert not COMPLAINTS.search(said), said
+
+
+def test_kind_8_the_interpreter_lock_is_let_go_of_in_one_way() -> None:
+    """nanobind's own way ends the process where a daemon thread comes back too late."""
+    core = Path(__file__).parent.parent / "csrc"
+    assert [path for path in core.rglob("*.?pp") if "gil_scoped_release" in path.read_text()] == []

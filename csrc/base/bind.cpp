@@ -12,6 +12,7 @@
 #include "base/descriptor.hpp"
 #include "base/gate.hpp"
 #include "base/thread_pool.hpp"
+#include "base/unlocked.hpp"
 
 namespace nb = nanobind;
 
@@ -50,7 +51,7 @@ Descriptor open_file(const nb::bytes& path, int flags, int mode, int folder,
                      const nb::object& named) {
     int number = -1;
     do {
-        nb::gil_scoped_release unlocked;
+        Unlocked unlocked;
         number = ::openat(folder < 0 ? AT_FDCWD : folder, path.c_str(), flags | O_CLOEXEC, mode);
     } while (number < 0 && errno == EINTR && PyErr_CheckSignals() == 0);
     if (PyErr_Occurred()) throw nb::python_error();
@@ -66,7 +67,7 @@ void bind_base(nb::module_& m) {
         .def("__exit__", [](Entrance& self, const nb::args&) { self.gate.leave(); })
         .def("shut", [](Entrance& self) { self.gate.shut(); })
         .def_prop_ro("is_shut", [](const Entrance& self) { return self.gate.is_shut(); })
-        .def("empty", &Entrance::empty, nb::call_guard<nb::gil_scoped_release>());
+        .def("empty", &Entrance::empty, nb::call_guard<Unlocked>());
     nb::class_<Descriptor>(m, "Descriptor")
         .def("__enter__", [](nb::object self) { return self; })
         .def("__exit__", [](Descriptor& self, const nb::args&) { self.close(); })
