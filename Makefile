@@ -12,7 +12,7 @@ JOBS ?= 2
 
 # Tests that look at the tree itself: layers, exported names, documentation, receipts.
 HOUSE_TESTS := tests/test_layers.py tests/test_exports.py tests/test_documentation.py \
-	tests/test_receipts.py tests/tools/test_check_numbers.py
+	tests/benchmarks/test_receipts.py tests/tools/test_check_numbers.py
 
 CHECKS := check-format check-lint check-types check-native check-docstrings check-numbers check-house
 
@@ -70,6 +70,7 @@ pages: setup
 	$(VENV_PYTHON) -m tools.write_measurements_page
 	$(VENV_PYTHON) tools/write_settings_page.py
 	$(VENV_PYTHON) tools/fill_behaviours_page.py
+	$(VENV_PYTHON) tools/rooms.py
 	$(VENV_PYTHON) -m tools.draw_pictures
 
 bench: setup

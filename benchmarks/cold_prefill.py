@@ -26,9 +26,9 @@ from benchmarks import harness, machine
 from benchmarks.harness import Benchmark, MeasuredCase
 from benchmarks.offload_prefill import COLD, Prefill
 from benchmarks.offload_tables import settings
+from benchmarks.receipts.targets import Target
 from benchmarks.stand_in import OPTIONS, REAL_SIZE, StageSize, in_turns, write_model
 from gramary import Table
-from gramary.targets import Target
 
 # A gather is hidden when it takes less than this part of what it hides behind.
 HIDDEN_PART = 0.8

@@ -46,7 +46,8 @@ def write_counts(
         ReceiptError: the runs do not follow the schema.
     """
     # Not at the top: a fuzzer must be there before gramary is imported.
-    from gramary import count_receipts, receipts
+    from benchmarks.receipts import counts as count_receipts
+    from benchmarks.receipts import schema as receipts
 
     head = machine.describe_run(name, sources, command, revision, True if revision else None)
     runs = take_runs()

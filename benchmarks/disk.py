@@ -32,13 +32,13 @@ from benchmarks.disk_files import (
     write_random_file,
 )
 from benchmarks.harness import Benchmark, Case
+from benchmarks.receipts.targets import Target
 from benchmarks.timers import CpuTimer
 from gramary.errors import UnsupportedError
+from gramary.files.layout import RowLayout, TableSource
+from gramary.files.pack import build_pack, open_pack
 from gramary.native.raw_disk import lane_shape, read_blocks_raw, read_rows_raw
-from gramary.pack import build_pack, open_pack
-from gramary.row_layout import RowLayout, TableSource
 from gramary.settings import Settings
-from gramary.targets import Target
 from gramary.tiers.disk import DiskTier
 
 NUM_COLD_ROWS = 131_072
@@ -248,7 +248,7 @@ BENCHMARK = Benchmark(
         "benchmarks/disk*.py",
         "csrc/disk/*",
         "src/gramary/native/disk.py",
-        "src/gramary/pack/*",
+        "src/gramary/files/pack/*",
     ),
 )
 

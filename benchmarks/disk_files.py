@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from benchmarks import harness
-from gramary.codecs import Codec, encode_rows
-from gramary.hashing import HashSpec
-from gramary.row_layout import RowFile, RowLayout, RowPart, RowRun, TableSource
+from gramary.files.layout import RowFile, RowLayout, RowPart, RowRun, TableSource
+from gramary.model.codecs import Codec, encode_rows
+from gramary.model.hashing import HashSpec
 
 ROW_DIM = 160
 FP8 = Codec("fp8", ROW_DIM, 0.5)

@@ -14,8 +14,8 @@ from benchmarks.hugging_face import make_module
 from benchmarks.table_batch import SMALL_SPEC, SPEC, make_tokens, require_equal
 from benchmarks.table_folder import write_table_folder
 from gramary import Table, ngram_ids
-from gramary.codecs import Codec, decode_rows_ref
-from gramary.hashing import HashSpec
+from gramary.model.codecs import Codec, decode_rows_ref
+from gramary.model.hashing import HashSpec
 from gramary.native import _core
 
 SCALE = torch.tensor(2e-4).item()

@@ -20,8 +20,8 @@ from benchmarks import vllm_peer
 from benchmarks.gpu_full_table import GIB, full_spec
 from benchmarks.harness import Benchmark, Case, main
 from benchmarks.timers import CudaGraphTimer
-from gramary.codecs import Codec, decode_rows_ref
-from gramary.hashing import HashSpec
+from gramary.model.codecs import Codec, decode_rows_ref
+from gramary.model.hashing import HashSpec
 from gramary.ops._triton.decode import decode
 from gramary.ops._triton.embed import embed, lookup
 from gramary.ops._triton.hash import HashConstants, ngram_ids

@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.harness import Benchmark, MeasuredCase, main
 from gramary import HashSpec, Table
-from gramary.codecs import Codec, decode_rows_ref
+from gramary.model.codecs import Codec, decode_rows_ref
 from gramary.settings import Settings
 
 MIB = 1 << 20
@@ -188,7 +188,8 @@ def build(smoke: bool) -> Iterator[MeasuredCase]:
 BENCHMARK = Benchmark(
     name="gpu_full_table",
     build=build,
-    sources=("src/gramary/table.py", "src/gramary/row_store.py", "src/gramary/storage.py",
+    sources=("src/gramary/table.py", "src/gramary/storage/row_store.py",
+             "src/gramary/storage/allocation.py",
              "src/gramary/tiers/*.py", "src/gramary/reading/*.py", "csrc/memory/*",
              "benchmarks/gpu_full_table.py"),
     needs="cuda",

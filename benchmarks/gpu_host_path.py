@@ -20,7 +20,7 @@ from benchmarks.gpu_full_table import full_spec, load_by_formula
 from benchmarks.harness import Benchmark, Case, main
 from benchmarks.timers import CpuTimer
 from gramary import Table
-from gramary.codecs import Codec
+from gramary.model.codecs import Codec
 from gramary.settings import Settings
 from gramary.tiers.host import HostTier
 

@@ -21,7 +21,7 @@ from benchmarks.offload_prefill import Prefill
 from benchmarks.offload_prompt import prompt_case
 from benchmarks.offload_tables import open_tables
 from benchmarks.stand_in import REAL_SIZE
-from gramary.machine import usable_cpus
+from gramary.machine.memory import usable_cpus
 
 SMOKE = dataclasses.replace(REAL_SIZE, num_layers=2, chunk_tokens=256, num_chunks=3)
 

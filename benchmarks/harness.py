@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
+from benchmarks.receipts import schema as receipts
+from benchmarks.receipts.targets import Target, describe_target
 from benchmarks.timers import CpuTimer, Timer, Work
-from gramary import receipts
 from gramary.errors import GramaryError
-from gramary.targets import Target, describe_target
 
 # Exit code of a benchmark that was not run, for what it was given.
 REFUSED = 2

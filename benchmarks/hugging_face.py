@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gramary.hashing import HashSpec
+from gramary.model.hashing import HashSpec
 
 
 class ReturnIds(torch.nn.Module):

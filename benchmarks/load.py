@@ -120,7 +120,11 @@ def _compare(path: str) -> int:
 BENCHMARK = Benchmark(
     name="load",
     build=build,
-    sources=["src/gramary/table.py", "src/gramary/row_store.py", "src/gramary/row_stream.py"],
+    sources=[
+        "src/gramary/table.py",
+        "src/gramary/storage/row_store.py",
+        "src/gramary/files/stream.py",
+    ],
 )
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ from benchmarks.offload_tables import (
     open_connector,
     require_same_bits,
 )
+from benchmarks.receipts.targets import Target
 from benchmarks.timers import CudaGraphTimer
 from gramary import Batch, Connector, Table
-from gramary.targets import Target
 
 # Steps of a graph, each with tokens of its own.
 NUM_STEPS = 20

@@ -14,6 +14,7 @@ import torch
 from benchmarks.disk_files import drop_cache
 from benchmarks.harness import MeasuredCase
 from benchmarks.offload_tables import WARM, embed, moved, require_same_bits, settings
+from benchmarks.receipts.targets import Target
 from benchmarks.stand_in import (
     OPTIONS,
     WARM_LIMIT,
@@ -28,7 +29,6 @@ from benchmarks.stand_in import (
 from gramary import Connector, Table
 from gramary.offload.cuda.streams import Event
 from gramary.offload.ticket import Ticket
-from gramary.targets import Target
 from gramary.tracing import SpanLog
 
 COLD = "the table's files dropped from the page cache before every prompt; uniform random tokens"

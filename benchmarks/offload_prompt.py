@@ -11,9 +11,9 @@ import torch
 
 from benchmarks.harness import Case
 from benchmarks.offload_tables import WARM, embed, moved, open_connector, require_same_bits
+from benchmarks.receipts.targets import Target
 from benchmarks.timers import CpuTimer
 from gramary import Batch, Table
-from gramary.targets import Target
 
 LIMIT_US = 1600
 # The service's threads are awake: how they are woken is not what is asked.

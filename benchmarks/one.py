@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks import harness, peers
 from benchmarks.harness import Benchmark
-from gramary import receipts
+from benchmarks.receipts import schema as receipts
 
 # Exit code of a benchmark in which the peer that was asked for takes no part.
 NOTHING_TO_COMPARE = 4

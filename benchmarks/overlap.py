@@ -27,6 +27,7 @@ import torch
 from benchmarks import harness
 from benchmarks.disk_files import drop_cache
 from benchmarks.harness import Benchmark, MeasuredCase
+from benchmarks.receipts.targets import Target
 from benchmarks.stand_in import (
     OPTIONS,
     REAL_SIZE,
@@ -42,7 +43,6 @@ from benchmarks.stand_in import (
 )
 from gramary import Connector, Table
 from gramary.settings import Settings
-from gramary.targets import Target
 from gramary.tracing import Span, SpanLog, write_trace
 from gramary.tracing.timeline import draw_timeline
 

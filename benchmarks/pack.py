@@ -26,11 +26,11 @@ from benchmarks.disk_files import (
 )
 from benchmarks.harness import Benchmark, Case
 from benchmarks.timers import CpuTimer
-from gramary.codecs import Codec, encode_rows
-from gramary.pack import build_pack, open_pack, verify_pack
-from gramary.pack.recoding import scale_for
-from gramary.row_layout import TableSource
-from gramary.row_stream import stream_rows
+from gramary.files.layout import TableSource
+from gramary.files.pack import build_pack, open_pack, verify_pack
+from gramary.files.pack.recoding import scale_for
+from gramary.files.stream import stream_rows
+from gramary.model.codecs import Codec, encode_rows
 
 CHUNK_BYTES = 32 << 20
 # 70 % of the machine's sequential read-write rate.
@@ -192,7 +192,7 @@ BENCHMARK = Benchmark(
     sources=(
         "benchmarks/pack.py",
         "benchmarks/disk_files.py",
-        "src/gramary/pack/*",
+        "src/gramary/files/pack/*",
         "csrc/rows/recode.*",
         "csrc/rows/encode.hpp",
     ),

@@ -18,13 +18,13 @@ import torch
 
 from benchmarks.harness import Benchmark, Case, MeasuredCase, main
 from gramary import Batch, HashSpec, Settings, Table
-from gramary.codecs import Codec
-from gramary.machine import usable_cpus
+from gramary.machine.memory import usable_cpus
+from gramary.model.codecs import Codec
 from gramary.native.offload import time_answer
-from gramary.offload.region import Region
-from gramary.offload.service import ThreadService, num_service_threads
+from gramary.offload.memory.region import Region
+from gramary.offload.service.base import ThreadService, num_service_threads
+from gramary.offload.service.stores import store_arguments
 from gramary.offload.setup import ring_shape
-from gramary.offload.stores import store_arguments
 
 CODEC = Codec("fp8", 160, 2.0**-12)
 HEADS = 16

@@ -11,12 +11,12 @@ from typing import Any, Protocol
 import torch
 
 from benchmarks.gpu_full_table import full_spec
+from benchmarks.receipts.targets import Target
 from benchmarks.table_folder import formula_shards, write_table_folder
 from gramary import Batch, Connector, PLELayer, Table
 from gramary.layer.geometry import PLEGeometry
 from gramary.layer.state import PLEState
 from gramary.offload.ticket import Ticket
-from gramary.targets import Target
 
 STREAMS = 4
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from gramary.hashing import HashSpec
+from gramary.model.hashing import HashSpec
 
 # The real geometry but for the size of its heads: 2 million rows in all, and 16 thousand.
 SPEC = HashSpec(

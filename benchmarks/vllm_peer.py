@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gramary.hashing import HashSpec
+from gramary.model.hashing import HashSpec
 
 PACKAGE = "vllm.models.qwen4_exp.common"
 

@@ -51,7 +51,7 @@ def simd_level(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture(autouse=True, scope="session")
 def start_real_worker() -> Iterator[Callable[..., Any]]:
     """Forks the row service's workers; yields the function that starts one as users do."""
-    from gramary.offload import server
+    from gramary.offload.service import server
 
     real = server.start_worker
     with pytest.MonkeyPatch.context() as patch:

@@ -105,4 +105,4 @@ def test_nothing_else_looks_at_the_machine_to_skip() -> None:
     skips = re.compile(r"pytest\.skip\(|mark\.skipif|importorskip|mark\.skip\b")
     found = [path for path in TESTS.rglob("*.py") if skips.search(path.read_text())]
     names = {str(path.relative_to(TESTS)) for path in found}
-    assert names <= own, "ask for an ability of tests/abilities.py instead"
+    assert names <= own, "ask for an ability of tests/support/abilities.py instead"

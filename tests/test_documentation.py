@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import machine
-from gramary import receipts
+from benchmarks.receipts import schema as receipts
 from gramary.cli.app import COMMANDS
 
 REPOSITORY = Path(__file__).parent.parent

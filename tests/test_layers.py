@@ -1,93 +1,86 @@
-"""The layers point down: a file imports only lower layers or its own folder."""
+"""The rooms point down: a file imports rooms above its own in the list, or its own; no circles."""
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import rooms
 
-PACKAGE = Path(__file__).parent.parent / "src" / "gramary"
-
-LAYERS = {
-    "errors": 0,
-    "arguments": 0,
-    "process_events": 0,
-    "native": 0,
-    "lifetime": 0,
-    "process_bound": 0,
-    "foreign_files": 0,
-    "foreign_folders": 0,
-    "settings": 0,
-    "stats": 0,
-    "receipt_head": 0,
-    "count_receipts": 0,
-    "targets": 0,
-    "receipts": 0,
-    "cgroups": 0,
-    "machine": 0,
-    "page_cache": 0,
-    "tracing": 0,
-    "task_threads": 0,
-    "primes": 1,
-    "model_config": 1,
-    "hashing": 1,
-    "pipeline": 1,
-    "codecs": 1,
-    "placement_grammar": 1,
-    "row_layout": 2,
-    "row_stream": 2,
-    "checkpoint": 2,
-    "pack": 2,
-    "source": 2,
-    "shard_rows": 2,
-    "ops": 2,
-    "placement": 3,
-    "loading": 3,
-    "tiers": 3,
-    "storage": 4,
-    "row_store": 4,
-    "reading": 4,
-    "reopening": 4,
-    "table": 4,
-    "ple": 4,
-    "slots": 4,
-    "batch": 4,
-    "metrics": 5,
-    "offload": 5,
-    "layer": 6,
-    "integrations": 6,
-    "cli": 6,
-}
+SOURCE = Path(__file__).parent.parent / "src"
+PACKAGE = SOURCE / "gramary"
+FILES = sorted(PACKAGE.rglob("*.py"))
+MAX_ROOT_MODULES = 12
 
 
-def imported_modules(path: Path) -> set[str]:
-    """Returns the first component below `gramary` of every import in a file."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in FILES}
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    """Yields every module of the package that a file imports, also inside functions and by name."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names = [node.module]
-            if node.module == "gramary":
-                names = [f"gramary.{alias.name}" for alias in node.names]
+            yield from (alias.name for alias in node.names if alias.name in MODULES)
         elif isinstance(node, ast.ImportFrom):
-            pytest.fail(f"{path}: use absolute imports")
-        else:
-            continue
-        found |= {name.split(".")[1] for name in names if name.startswith("gramary.")}
-    return found
+            assert node.level == 0, f"{path}: use absolute imports"
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                if submodule in MODULES:
+                    yield submodule
+                elif node.module in MODULES:
+                    yield str(node.module)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            name = node.args[0]
+            if isinstance(name, ast.Constant) and name.value in MODULES:
+                yield name.value
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: p.name)
-def test_imports_point_down(path: Path) -> None:
-    own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    if own in ("__init__", "__main__"):
+def room_of(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+IMPORTS = {name: set(imported_modules(path)) - {name} for name, path in MODULES.items()}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_point_down(name: str) -> None:
+    own = room_of(name)
+    if own in ("gramary", "__main__"):
         return
-    assert own in LAYERS, f"{own} is in no layer; name it in docs/architecture.md and here"
-    for module in imported_modules(path) - {own, "__version__"}:
-        assert module in LAYERS, f"{path} imports gramary.{module}, which is in no layer"
-        same_rank_module = LAYERS[module] == LAYERS[own]
-        # Modules of one layer may use each other only in L0-L2, where order in the table decides.
-        order = list(LAYERS)
-        assert LAYERS[module] < LAYERS[own] or (
-            same_rank_module and order.index(module) < order.index(own)
-        ), f"{path} (layer {LAYERS[own]}) imports gramary.{module} (layer {LAYERS[module]})"
+    order = list(rooms.ROOMS)
+    assert own in order, f"{own} is no room; name it in tools/rooms.py"
+    above = order[: order.index(own)]
+    # The command line asks the package itself for its version.
+    for other in {room_of(module) for module in IMPORTS[name]} - {own, "gramary"}:
+        assert other in order, f"{name} imports gramary.{other}, which is no room"
+        assert other in above, f"{name} imports {other}, a room below its own"
+
+
+def test_no_file_imports_itself_through_others() -> None:
+    """Takes away the files that import nothing that is left: a circle stays."""
+    left = {name: set(imports) for name, imports in IMPORTS.items()}
+    while ready := [name for name, imports in left.items() if not imports & left.keys()]:
+        for name in ready:
+            del left[name]
+    assert not left, f"files of a circle, or importing one: {sorted(left)}"
+
+
+def test_the_root_holds_few_modules() -> None:
+    assert len(list(PACKAGE.glob("*.py"))) <= MAX_ROOT_MODULES
+
+
+def test_every_room_exists() -> None:
+    for name in rooms.ROOMS:
+        assert f"gramary.{name}" in MODULES, f"{name} is a room in tools/rooms.py, not in the tree"
+
+
+def test_the_page_holds_the_list() -> None:
+    page = rooms.PAGE.read_text(encoding="utf-8")
+    assert page == rooms.fill_page(page), "run: python tools/rooms.py"
+    assert rooms.render_table() in page

@@ -27,10 +27,10 @@ from gramary.errors import (
     TokenError,
     UnsupportedError,
 )
+from gramary.files.pack import build_pack
+from gramary.files.source import open_source
 from gramary.integrations.transformers import load
 from gramary.offload import RowServer
-from gramary.pack import build_pack
-from gramary.source import open_source
 
 IDS = torch.arange(40)
 

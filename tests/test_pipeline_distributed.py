@@ -12,6 +12,7 @@ import torch
 from table_stage import encoded_table, same_bits, small_spec, write_table_folder
 
 TESTS = Path(__file__).parent
+WORKER = TESTS / "support" / "pipeline_worker.py"
 
 
 def run_stages(backend: str, size: int, folder: Path, out: Path) -> list[dict[str, Any]]:
@@ -21,8 +22,7 @@ def run_stages(backend: str, size: int, folder: Path, out: Path) -> list[dict[st
     }
     ranks = [
         subprocess.Popen(
-            [sys.executable, TESTS / "pipeline_worker.py", backend, str(rank), str(size), folder,
-             out],
+            [sys.executable, WORKER, backend, str(rank), str(size), folder, out],
             env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for rank in range(size)

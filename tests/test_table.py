@@ -22,7 +22,6 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from gramary import Table, ngram_ids
-from gramary.codecs import Codec
 from gramary.errors import (
     ArgumentError,
     CapacityError,
@@ -35,6 +34,7 @@ from gramary.errors import (
     ShardError,
     TokenError,
 )
+from gramary.model.codecs import Codec
 from gramary.settings import Settings
 
 SPEC = small_spec()
@@ -446,7 +446,7 @@ def test_lookups_run_on_many_threads_and_close_waits() -> None:
 
 
 def test_a_failed_allocation_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gramary import storage
+    from gramary.storage.allocation import allocation as storage
 
     built: list[weakref.ref[Any]] = []
     real = storage.HostTier

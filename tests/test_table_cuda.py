@@ -27,9 +27,9 @@ from table_stage import (
 )
 
 from gramary import Table
-from gramary.codecs import Codec
 from gramary.errors import ArgumentError, CapacityError, RowIdError, TokenError, UnsupportedError
-from gramary.hashing import HashSpec
+from gramary.model.codecs import Codec
+from gramary.model.hashing import HashSpec
 from gramary.settings import Settings
 
 pytestmark = pytest.mark.gpu

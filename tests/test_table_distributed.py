@@ -20,7 +20,7 @@ def run_ranks(backend: str, size: int, path: Path) -> None:
     }
     ranks = [
         subprocess.Popen(
-            [sys.executable, TESTS / "shard_worker.py", backend, str(rank), str(size),
+            [sys.executable, TESTS / "support" / "shard_worker.py", backend, str(rank), str(size),
              path / "store", folder],
             env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )

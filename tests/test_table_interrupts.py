@@ -12,9 +12,9 @@ from interrupts import held_by_process, interrupt_everywhere, require_held
 from offload_stage import make_batch, make_spec, make_table
 
 from gramary import Table
-from gramary.codecs import Codec
 from gramary.errors import CapacityError, ClosedError, LoadError, ShardError
-from gramary.machine import HostRoom
+from gramary.machine.memory import HostRoom
+from gramary.model.codecs import Codec
 
 # Where storage is taken and given back; reading headers and limits takes nothing that stays.
 STORAGE = (
@@ -174,7 +174,9 @@ def test_kind_26_a_shard_that_is_refused_changes_nothing(monkeypatch: pytest.Mon
     table = Table.empty(spec, codec)
     with monkeypatch.context() as patched:
         # The shard would do, and tells how many rows a shard has; then there is no room.
-        patched.setattr("gramary.storage.read_host_room", lambda _: HostRoom(available_bytes=9))
+        patched.setattr(
+            "gramary.storage.allocation.read_host_room", lambda _: HostRoom(available_bytes=9)
+        )
         with pytest.raises(CapacityError):
             table.load_shard(0, rows[: -(-len(rows) // 3)])
     for wrong in (rows[:half].float(), rows[:half, :3], rows.repeat(2, 1)):

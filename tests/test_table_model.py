@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from offload_stage import make_spec
 
 from gramary import Table
-from gramary.codecs import Codec
 from gramary.errors import GramaryError, LoadError
+from gramary.model.codecs import Codec
 
 SPEC = make_spec()
 CODEC = Codec("bf16", SPEC.row_dim, None)

@@ -11,11 +11,11 @@ from abilities import READERS
 from table_stage import encoded_table, same_bits, small_spec, write_table_folder
 
 from gramary import Table
-from gramary.codecs import Codec
 from gramary.errors import ChecksumError
-from gramary.hashing import HashSpec
+from gramary.files.pack import PackHeader, SourceIdentity
+from gramary.model.codecs import Codec
+from gramary.model.hashing import HashSpec
 from gramary.native.blocks import pack_blocks
-from gramary.pack import PackHeader, SourceIdentity
 from gramary.settings import Settings
 
 # 320 bytes and 160 elements a row: 2^32 elements end in row 26,843,545.

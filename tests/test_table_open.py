@@ -27,7 +27,6 @@ from table_stage import (
 )
 
 from gramary import Table
-from gramary.codecs import Codec
 from gramary.errors import (
     ArgumentError,
     CapacityError,
@@ -37,9 +36,10 @@ from gramary.errors import (
     PackError,
     RowReadError,
 )
-from gramary.pack import build_pack
+from gramary.files.pack import build_pack
+from gramary.files.source import open_source
+from gramary.model.codecs import Codec
 from gramary.settings import Settings
-from gramary.source import open_source
 
 SPEC = small_spec()
 
@@ -171,7 +171,7 @@ def test_a_hundred_opens_leave_nothing(folders: dict[str, Folder], tmp_path: Pat
 def test_a_failed_read_while_loading_leaves_nothing(
     folders: dict[str, Folder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gramary import row_store
+    from gramary.storage.allocation import row_store
 
     def fail_late(*arguments: object, **options: object) -> object:
         chunks = real(*arguments, **options)
@@ -193,7 +193,7 @@ def test_no_row_is_read_before_everything_is_checked(
     def never(*_arguments: object, **_options: object) -> None:
         pytest.fail("a row was read")
 
-    monkeypatch.setattr("gramary.row_store.read_in_order", never)
+    monkeypatch.setattr("gramary.storage.row_store.read_in_order", never)
     for options in ({"placement": "host=1"}, {"placement": "gpu"}, {"shard": (1, 1)},
                     {"settings": Settings(memory_limit_bytes=1)}):  # fmt: skip
         with pytest.raises(GramaryError):
@@ -276,7 +276,7 @@ LOADING = """
     import re, sys
     import torch
     from gramary import Table
-    from gramary.codecs import Codec
+    from gramary.model.codecs import Codec
     from gramary.settings import Settings
     from table_stage import small_spec
 
@@ -350,6 +350,6 @@ def test_chunks_cross_shards_and_tiers(
     path, encoded, codec = folders["fp8"]
     row_ids = torch.arange(SPEC.num_rows)
     for chunk_bytes, host_rows in itertools.product((32, 999, 4096), (1, 255, 257)):
-        monkeypatch.setattr("gramary.row_store.CHUNK_BYTES", chunk_bytes)
+        monkeypatch.setattr("gramary.storage.row_store.CHUNK_BYTES", chunk_bytes)
         with Table.open(path, placement=f"host={host_rows * 32},disk") as table:
             assert same_bits(table.lookup(row_ids), expected_rows(codec, encoded, row_ids))

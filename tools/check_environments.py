@@ -62,7 +62,7 @@ def run_tests(environment: Environment, place: Place, tests: Sequence[str]) -> d
 
 
 def count_missing_abilities(report: ElementTree.Element) -> dict[str, int]:
-    """Returns how many tests were skipped for want of each ability of `tests/abilities.py`."""
+    """Returns how many tests were skipped for want of each ability."""
     missing: Counter[str] = Counter()
     for skipped in report.iter("skipped"):
         message = str(skipped.get("message"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from benchmarks.machine import RESULTS, ROOT
 from benchmarks.pictures import draw_receipt
-from gramary import receipts
+from benchmarks.receipts import schema as receipts
 
 # Receipts with a batch size, or with tiers, in their cases.
 DRAWN = (

@@ -28,11 +28,11 @@ from typing import Any
 from benchmarks import counts, machine
 
 READERS = (
-    "src/gramary/checkpoint/*.py",
-    "src/gramary/pack/*.py",
-    "src/gramary/row_layout.py",
-    "src/gramary/row_stream.py",
-    "src/gramary/source.py",
+    "src/gramary/files/checkpoint/*.py",
+    "src/gramary/files/pack/*.py",
+    "src/gramary/files/layout.py",
+    "src/gramary/files/stream.py",
+    "src/gramary/files/source.py",
 )
 SOURCES = (*READERS, "tools/fuzz_readers.py", "tools/fuzzing/*.py")
 MAX_INPUT_BYTES = 160

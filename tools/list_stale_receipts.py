@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import RESULTS, ROOT
-from gramary import receipts
+from benchmarks.receipts import schema as receipts
 
 
 def changed_sources(receipt: Mapping[str, Any], root: Path = ROOT) -> list[str]:

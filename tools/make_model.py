@@ -29,7 +29,7 @@ from transformers import (
     Qwen4ExpTextConfig,
 )
 
-from gramary.codecs import CODEC_NAMES, PLAIN_DTYPES, encode_rows
+from gramary.model.codecs import CODEC_NAMES, PLAIN_DTYPES, encode_rows
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|pad|>", "<|im_start|>", "<|im_end|>")
 EOS_TOKEN_ID = 256

@@ -8,8 +8,8 @@ import re
 from typing import Any
 
 from benchmarks.machine import RESULTS, ROOT
-from gramary import receipts
-from gramary.targets import describe_target
+from benchmarks.receipts import schema as receipts
+from benchmarks.receipts.targets import describe_target
 
 PAGE = ROOT / "docs" / "measurements.md"
 README = ROOT / "README.md"

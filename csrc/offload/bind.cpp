@@ -186,7 +186,7 @@ void bind_offload(nb::module_& m) {
     m.def("swap_u64", [](std::uintptr_t p, std::uint64_t from, std::uint64_t to) {
         return swap_state(word<std::uint64_t>(p), from, to);
     });
-    // Compared with src/gramary/offload/ring.py by a test.
+    // Compared with src/gramary/offload/memory/ring.py by a test.
     nb::dict layout;
     layout["magic"] = kMagic;
     layout["version"] = kVersion;

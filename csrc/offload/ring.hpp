@@ -38,7 +38,7 @@ namespace gramary::offload {
 // released, the service when it has its copy. One that the service has not begun with the engine
 // takes back: claim goes from requested(n) to abandoned(n), and the service passes it over.
 //
-// The structures here are mirrored in src/gramary/offload/ring.py, which alone decides where each
+// The structures here are mirrored in src/gramary/offload/memory/ring.py, which alone decides where each
 // lies in the region; a test compares the two.
 
 inline constexpr std::uint64_t kMagic = 0x474E495259524D47;  // "GMRYRING", little endian

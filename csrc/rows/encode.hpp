@@ -5,7 +5,7 @@
 #include "rows/number_formats.hpp"
 
 // Encoding of float rows by round to nearest, ties to even: the same bytes, for every value, as
-// `encode_rows` of gramary.codecs. Values too large for a code become the largest one.
+// `encode_rows` of gramary.model.codecs. Values too large for a code become the largest one.
 //
 // Source: e4m3 and e2m1 of the OCP Microscaling Formats (MX) specification v1.0, sections 5.3.1 and
 // 5.3.3; the scales of docs/format.md, "Building".

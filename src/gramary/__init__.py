@@ -10,11 +10,11 @@ import typing
 if typing.TYPE_CHECKING:
     from gramary import errors, pipeline, ple
     from gramary.batch import Batch
-    from gramary.hashing import HashSpec
     from gramary.layer import PLELayer
+    from gramary.model.hashing import HashSpec
     from gramary.offload import Connector
     from gramary.ops.hash import ngram_ids
-    from gramary.placement import Placement, plan_placement
+    from gramary.placement.plan import Placement, plan_placement
     from gramary.settings import Settings
     from gramary.slots import SlotPool
     from gramary.table import Table
@@ -42,14 +42,14 @@ __all__ = [
 _MODULES = {
     "Batch": "gramary.batch",
     "Connector": "gramary.offload",
-    "HashSpec": "gramary.hashing",
+    "HashSpec": "gramary.model.hashing",
     "PLELayer": "gramary.layer",
-    "Placement": "gramary.placement",
+    "Placement": "gramary.placement.plan",
     "Settings": "gramary.settings",
     "SlotPool": "gramary.slots",
     "Table": "gramary.table",
     "ngram_ids": "gramary.ops.hash",
-    "plan_placement": "gramary.placement",
+    "plan_placement": "gramary.placement.plan",
 }
 
 

@@ -9,7 +9,7 @@ import torch
 
 from gramary.arguments import require_integer, require_type
 from gramary.errors import ArgumentError
-from gramary.hashing import HashSpec
+from gramary.model.hashing import HashSpec
 from gramary.ops.flat_batch import TOKEN_DTYPES, check_tensor
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)

@@ -23,7 +23,6 @@ GramaryError
 │   └── FetchTimeoutError             it was given up, or its worker died
 ├── SlotsBusyError                    the next result slot is taken
 ├── SlotError                         a window slot is used against its rules
-├── ReceiptError                  a receipt does not follow its schema
 ├── DependencyError                   an optional package is needed and missing
 └── UnsupportedError                  this machine or build cannot do what was asked
 """
@@ -161,10 +160,6 @@ class SlotsBusyError(GramaryError):
 
 class SlotError(GramaryError):
     """A window slot is used against its rules."""
-
-
-class ReceiptError(GramaryError):
-    """A receipt does not follow its schema; the message names the field."""
 
 
 class DependencyError(GramaryError):

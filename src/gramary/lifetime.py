@@ -12,7 +12,7 @@ from typing import Protocol, Self
 
 from gramary.errors import ClosedError
 from gramary.native.gate import LOOK_EVERY_S, Gate
-from gramary.process_events import require_interpreter, tell_of_process
+from gramary.process.events import require_interpreter, tell_of_process
 
 
 class Closable(Protocol):

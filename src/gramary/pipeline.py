@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from gramary.arguments import require_integer
 from gramary.errors import ArgumentError
-from gramary.hashing import ple_layer_ids
-from gramary.model_config import read_config
+from gramary.model.config import read_config
+from gramary.model.hashing import ple_layer_ids
 
 
 def ple_layers_of_stage(config: object, start_layer: int, end_layer: int) -> tuple[int, ...]:

@@ -9,23 +9,23 @@ from typing import Any
 import torch
 
 from gramary.arguments import require_type
-from gramary.codecs import Codec
 from gramary.errors import LoadError
-from gramary.hashing import HashSpec
+from gramary.files.layout import TableSource
+from gramary.files.source import open_source
 from gramary.lifetime import Closable, Closing, Lifetime
+from gramary.model.codecs import Codec
+from gramary.model.hashing import HashSpec
 from gramary.ops import opaque
 from gramary.ops.flat_batch import check_flat_batch, refuse_overlap
-from gramary.placement import Placement, require_fitting
+from gramary.placement.plan import Placement, require_fitting
 from gramary.reading import compiled
 from gramary.reading.arguments import flat_row_ids, require_device, result_buffer
 from gramary.reading.late import LateReader
-from gramary.reopening import OpenRecipe, require_reopenable
-from gramary.row_layout import TableSource
-from gramary.row_store import Progress, RowStore
 from gramary.settings import Settings, chosen_settings
-from gramary.source import open_source
 from gramary.stats import CallCounter, TableStats, TierStats
-from gramary.storage import StorageRequest, plan_storage, resolve_device, share_key
+from gramary.storage.allocation import StorageRequest, plan_storage, resolve_device, share_key
+from gramary.storage.reopening import OpenRecipe, require_reopenable
+from gramary.storage.row_store import Progress, RowStore
 from gramary.tiers.base import Tier
 
 logger = logging.getLogger("gramary")
@@ -129,7 +129,7 @@ class Table(Closing):
         """Returns a table that was found in files before, loaded and ready.
 
         Args:
-            source: what `gramary.source.open_source` found; its files must be unchanged.
+            source: what `gramary.files.source.open_source` found; its files must be unchanged.
             placement: as for `open`, like all that follow.
 
         Raises:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import harness, machine, one, peers, pictures, run, state_cpu, subjects
-from gramary import receipts
+from benchmarks.receipts import schema as receipts
 
 PICTURES = machine.ROOT / "docs" / "pictures"
 

@@ -9,8 +9,8 @@ import pytest
 from receipt_stage import make_run
 
 from benchmarks import counts, machine
-from gramary import receipts
-from gramary.errors import ReceiptError
+from benchmarks.receipts import schema as receipts
+from benchmarks.receipts.errors import ReceiptError
 
 SOURCES = ("benchmarks/counts.py",)
 COMMIT = "c" * 40

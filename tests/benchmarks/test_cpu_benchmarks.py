@@ -5,7 +5,7 @@ from types import ModuleType
 import pytest
 
 from benchmarks import embed_cpu, harness, ngram_ids, service
-from gramary import receipts
+from benchmarks.receipts import schema as receipts
 
 
 @pytest.mark.parametrize(

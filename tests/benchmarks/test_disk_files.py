@@ -13,10 +13,10 @@ from benchmarks.disk_files import (
     main,
     write_random_file,
 )
-from gramary import receipts
+from benchmarks.receipts import schema as receipts
+from gramary.files.pack import build_pack, open_pack
+from gramary.files.stream import read_rows
 from gramary.native.raw_disk import lane_shape, read_blocks_raw, read_rows_raw
-from gramary.pack import build_pack, open_pack
-from gramary.row_stream import read_rows
 
 
 def test_offsets_are_where_rows_lie(tmp_path) -> None:

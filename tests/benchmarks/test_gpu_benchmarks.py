@@ -5,7 +5,7 @@ from types import ModuleType
 import pytest
 
 from benchmarks import cold_prefill, gpu_offload, gpu_state, harness
-from gramary import receipts
+from benchmarks.receipts import schema as receipts
 
 
 @pytest.mark.gpu

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import harness, machine, peak
+from benchmarks.receipts import schema as receipts
 from benchmarks.run import find_benchmarks
 from benchmarks.timers import CpuTimer
-from gramary import receipts
 
 
 def make_case(calls: list[str], check: object = lambda: 3) -> harness.Case:

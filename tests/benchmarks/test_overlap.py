@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from benchmarks import overlap as benchmark
+from benchmarks.receipts import schema as receipts
 from benchmarks.stand_in import require_same_outputs
-from gramary import receipts
 from gramary.cli import main
 from gramary.tracing import SPAN_NAMES, Span
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import soak_connector, soak_lane
-from gramary import receipts
+from benchmarks.receipts import schema as receipts
 
 
 def test_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from gramary.cli import main
 from gramary.cli.inspect import PLACEMENTS, cost_placements
+from gramary.files.source import open_source
 from gramary.settings import Settings
-from gramary.source import open_source
 
 
 def run(capsys, *words) -> tuple[int, str, str]:

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from gramary.cli import main
-from gramary.row_stream import read_rows
-from gramary.source import find_sources, open_source
+from gramary.files.source import find_sources, open_source
+from gramary.files.stream import read_rows
 
 
 def run(capsys, *words) -> tuple[int, str, str]:

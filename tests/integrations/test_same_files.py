@@ -25,9 +25,9 @@ from gramary.errors import (
     TableNotFoundError,
     UnsupportedError,
 )
+from gramary.files.pack import build_pack
+from gramary.files.source import open_source
 from gramary.integrations.transformers import load, open_tables
-from gramary.pack import build_pack
-from gramary.source import open_source
 
 OTHER = {"codec": "bf16", "seed": 1}
 IDS = torch.tensor([[73, 16, 32, 119, 97, 115, 8]])

@@ -11,9 +11,9 @@ from transformers import DynamicCache, Qwen4ExpTextConfig
 from transformers.models.qwen4_exp.modeling_qwen4_exp import Qwen4ExpTextPLELayer
 
 from gramary import PLELayer
-from gramary.codecs import Codec
 from gramary.errors import ArgumentError, CheckpointError, ConfigError, SlotError
 from gramary.layer import PLEGeometry, PLEState
+from gramary.model.codecs import Codec
 from gramary.table import Table
 
 VOCAB = 60

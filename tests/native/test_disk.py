@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 from abilities import READERS
+from disk_stage import make_rows, write_layout
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiers.disk_stage import make_rows, write_layout
 
 from gramary.errors import RowReadError
+from gramary.files.layout import RowLayout
 from gramary.native.disk import DiskReader
-from gramary.row_layout import RowLayout
 from gramary.tiers.disk import flatten_layout
 
 SENTINEL = 0xA5

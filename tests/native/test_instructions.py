@@ -11,7 +11,7 @@ from gramary import Settings, Table
 from gramary.cli.doctor import examine
 from gramary.native import _core
 from gramary.native.instructions import cap_instructions
-from gramary.offload.worker import Worker
+from gramary.offload.worker.serving import Worker
 
 def levels():
     return _core.detected_simd_level(), _core.simd_level()

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gramary.codecs import (
+from gramary.model.codecs import (
     Codec,
     decode_e2m1_ref,
     decode_e4m3_ref,

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gramary.codecs import PLAIN_DTYPES, Codec, decode_rows_ref
+from gramary.model.codecs import PLAIN_DTYPES, Codec, decode_rows_ref
 from gramary.native import _core, rows
 from gramary.native.rows import NO_ROWS, RowExtent
 from gramary.ops.reference.embed import lookup_ref

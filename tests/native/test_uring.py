@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from disk_stage import make_rows, write_layout
 from seccomp import IO_URING_ENTER, IO_URING_REGISTER, IO_URING_SETUP
 from syscall_supervisor import Supervised, run_forbidden, run_supervised
-from tiers.disk_stage import make_rows, write_layout
 
 import gramary.native.disk
 from gramary.cli import probes
 from gramary.errors import UnsupportedError
+from gramary.files.layout import RowLayout
 from gramary.native.disk import DiskReader
 from gramary.native.raw_disk import read_blocks_raw, try_io_uring
-from gramary.row_layout import RowLayout
 from gramary.tiers.disk import flatten_layout
 
 pytestmark = pytest.mark.needs("io_uring", "seccomp")

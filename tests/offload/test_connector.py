@@ -18,7 +18,6 @@ from offload_stage import expected_rows, make_batch, make_spec, make_table, wait
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gramary import Connector, Settings, Table
-from gramary.codecs import Codec
 from gramary.errors import (
     ArgumentError,
     CapacityError,
@@ -29,6 +28,7 @@ from gramary.errors import (
     SlotsBusyError,
     TokenError,
 )
+from gramary.model.codecs import Codec
 
 Worker = Literal["thread", "process"]
 

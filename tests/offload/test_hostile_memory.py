@@ -34,14 +34,16 @@ from table_stage import encoded_table, small_spec, write_table_folder
 from gramary import Batch, Connector, Settings, Table
 from gramary.errors import FetchTimeoutError, GramaryError, RowFetchError, SlotsBusyError
 from gramary.native.offload import load_u64, store_u32, store_u64
-from gramary.offload import RowServer, channel, ring
-from gramary.offload.description import describe
-from gramary.offload.fetch_error import failed_answer
-from gramary.offload.lanes import HostLane, Quarantine
-from gramary.offload.region import Region
-from gramary.offload.ring import Failure, Phase, state_of
+from gramary.offload import RowServer
+from gramary.offload.giving_up.fetch_error import failed_answer
+from gramary.offload.lanes.numbering import HostLane, Quarantine
+from gramary.offload.memory import ring
+from gramary.offload.memory.region import Region
+from gramary.offload.memory.ring import Failure, Phase, state_of
 from gramary.offload.setup import ring_shape
 from gramary.offload.ticket import Claim
+from gramary.offload.worker import channel
+from gramary.offload.worker.description import describe
 from gramary.tracing import SpanLog
 
 SETTINGS = Settings(request_timeout_s=20, num_threads=1)
@@ -207,7 +209,7 @@ def test_kind_20_inputs_that_the_service_copies_are_not_free(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Released by the engine alone they stay; the request is refused, and comes through later."""
-    monkeypatch.setattr("gramary.offload.lanes.TAKE_BACK_S", 0.05)
+    monkeypatch.setattr("gramary.offload.lanes.numbering.TAKE_BACK_S", 0.05)
     region, lane = make_lane(table)
     batch = make_batch(1)
     claim = region.address + region.ring.input(1).header + ring.INPUT_CLAIM

@@ -26,7 +26,7 @@ QUICK = Settings(request_timeout_s=20, num_threads=1)
 @pytest.fixture(autouse=True)
 def real_worker(start_real_worker: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
     """Starts workers as users do: that is what these tests are about."""
-    monkeypatch.setattr("gramary.offload.server.start_worker", start_real_worker)
+    monkeypatch.setattr("gramary.offload.service.server.start_worker", start_real_worker)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_closing_behind_a_killed_worker_hangs_nobody(table: Table) -> None:
 
 
 def test_a_worker_that_cannot_start_says_why(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gramary.offload.ring.VERSION", 999)
+    monkeypatch.setattr("gramary.offload.memory.ring.VERSION", 999)
     with pytest.raises(RowFetchError, match="version 999 of the ring"):
         Connector(table, max_tokens=16, worker="process", settings=QUICK)
 

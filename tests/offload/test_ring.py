@@ -6,8 +6,8 @@ import pytest
 
 from gramary.errors import ArgumentError
 from gramary.native.offload import RING_LAYOUT
-from gramary.offload import ring
-from gramary.offload.ring import Ring, RingShape
+from gramary.offload.memory import ring
+from gramary.offload.memory.ring import Ring, RingShape
 
 SHAPE = RingShape(
     max_tokens=5,

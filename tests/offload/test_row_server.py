@@ -25,11 +25,12 @@ from table_stage import encoded_table, small_spec, write_table_folder
 from gramary import Connector, Settings, Table
 from gramary.errors import ArgumentError, RowFetchError
 from gramary.native.offload import RowService
-from gramary.offload import RowServer, channel
-from gramary.offload.description import describe
-from gramary.offload.region import Region
+from gramary.offload import RowServer
+from gramary.offload.memory.region import Region
 from gramary.offload.setup import ring_shape
-from gramary.offload.worker import Worker
+from gramary.offload.worker import channel
+from gramary.offload.worker.description import describe
+from gramary.offload.worker.serving import Worker
 
 SETTINGS = Settings(request_timeout_s=20, num_threads=1)
 
@@ -341,7 +342,7 @@ def test_a_service_that_cannot_start_refuses_its_newcomer_alone(
                 raise RuntimeError("no thread is left")
             super().start()
 
-    monkeypatch.setattr("gramary.offload.worker.RowService", Scarce)
+    monkeypatch.setattr("gramary.offload.worker.serving.RowService", Scarce)
     address = str(tmp_path / "rows")
     listener, (ours, theirs) = channel.listen(address, 8), socket.socketpair()
     worker = Worker(listener, theirs, 1, SETTINGS)
@@ -397,7 +398,7 @@ def test_mistakes_are_named(server: RowServer, monkeypatch: pytest.MonkeyPatch) 
             Connector(table, server="/nowhere", **words)
         with RowServer(2, settings=SETTINGS) as lonely:
             channel.connect(lonely.address, 30)[0].close()
-            monkeypatch.setattr("gramary.offload.process.RANKS_TIMEOUT_S", 0.2)
+            monkeypatch.setattr("gramary.offload.service.process.RANKS_TIMEOUT_S", 0.2)
             with pytest.raises(RowFetchError, match=r"waits for other ranks after 0\.2 s"):
                 Connector(table, server=lonely.address, **words)
         with pytest.raises(RowFetchError, match="no row server answers there"):

@@ -13,10 +13,10 @@ from offload_stage import make_batch, make_table, wait_until
 
 from gramary import Batch, Settings, Table
 from gramary.native.offload import RowService, Tenant, load_u32, raise_u32, store_u32, time_answer
-from gramary.offload.region import Region
-from gramary.offload.ring import PARTS, progress_of
+from gramary.offload.memory.region import Region
+from gramary.offload.memory.ring import PARTS, progress_of
+from gramary.offload.service.stores import store_arguments
 from gramary.offload.setup import ring_shape
-from gramary.offload.stores import store_arguments
 
 
 @pytest.fixture
@@ -203,10 +203,10 @@ def test_an_id_out_of_the_table_fails_alone(table: Table) -> None:
 
 
 def test_settings_decide_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gramary.offload.service import num_service_threads
+    from gramary.offload.service.base import num_service_threads
 
     for cpus, threads in ((1, 1), (2, 1), (4, 2), (16, 8), (64, 8)):
-        monkeypatch.setattr("gramary.offload.service.usable_cpus", lambda cpus=cpus: cpus)
+        monkeypatch.setattr("gramary.offload.service.base.usable_cpus", lambda cpus=cpus: cpus)
         assert num_service_threads(Settings()) == threads
     assert num_service_threads(Settings(num_threads=13)) == 13
 
@@ -274,9 +274,9 @@ WAITING = """
 from offload_stage import codes_within_limits, make_table
 from gramary.errors import UnsupportedError
 from gramary.native.offload import RowService, Tenant
-from gramary.offload.region import Region
+from gramary.offload.memory.region import Region
 from gramary.offload.setup import ring_shape
-from gramary.offload.stores import store_arguments
+from gramary.offload.service.stores import store_arguments
 
 def attempt():
     regions = [Region(ring_shape([table], 64, 2)) for _ in range(2)]

@@ -13,9 +13,9 @@ from offload_stage import expected_rows, make_batch, make_table
 from table_stage import encoded_table, small_spec, write_table_folder
 
 from gramary import Batch, Connector, Settings, Table
-from gramary.offload.service import ThreadService
+from gramary.offload.service.base import ThreadService
+from gramary.offload.service.stores import store_arguments
 from gramary.offload.setup import make_region, ring_shape
-from gramary.offload.stores import store_arguments
 from gramary.tracing import SPAN_NAMES, Span
 
 SETTINGS = Settings(num_threads=1)

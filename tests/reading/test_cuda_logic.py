@@ -18,13 +18,13 @@ from table_stage import (
     write_table_folder,
 )
 
-from gramary.codecs import Codec
 from gramary.errors import RowIdError, TokenError, UnsupportedError
-from gramary.machine import HostRoom
+from gramary.files.source import open_source
+from gramary.machine.memory import HostRoom
+from gramary.model.codecs import Codec
 from gramary.reading import upload
 from gramary.reading.cuda import CudaReader
 from gramary.settings import Settings
-from gramary.source import open_source
 from gramary.tiers.base import Tier
 from gramary.tiers.device import DeviceTier
 from gramary.tiers.disk import DiskTier

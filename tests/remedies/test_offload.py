@@ -25,7 +25,7 @@ from gramary.errors import (
     SlotsBusyError,
 )
 from gramary.offload import RowServer, Ticket, setup
-from gramary.offload.region import Region
+from gramary.offload.memory.region import Region
 
 PATIENT = Settings(request_timeout_s=20, num_threads=1)
 Lane = Literal["host", "stream"]

@@ -15,7 +15,6 @@ from offload_stage import make_spec
 
 from gramary import Batch, Connector, HashSpec, PLELayer, Settings, Table, plan_placement
 from gramary.cli import main
-from gramary.codecs import Codec, encode_rows
 from gramary.errors import (
     ArgumentError,
     CapacityError,
@@ -30,13 +29,15 @@ from gramary.errors import (
     SettingsError,
     UnsupportedError,
 )
-from gramary.machine import HostRoom, read_host_room
+from gramary.files.pack.building import build_pack
+from gramary.files.pack.opening import open_pack
+from gramary.files.source import open_source
+from gramary.machine.memory import HostRoom, read_host_room
+from gramary.model.codecs import Codec, encode_rows
 from gramary.native import _core
 from gramary.native.threads import require_num_threads
 from gramary.ops import gate_conv, opaque
-from gramary.pack.building import build_pack
-from gramary.pack.opening import open_pack
-from gramary.source import open_source
+from gramary.ple.backend import backend_for
 
 SPEC = make_spec()
 
@@ -255,7 +256,7 @@ def test_kind_16_what_is_no_pack(
         open_source(next(folder.glob("*.safetensors")))
     open_source(folder)
     with monkeypatch.context() as patched:
-        patched.setattr("gramary.pack.partial_file.PartialFile.publish", interrupt)
+        patched.setattr("gramary.files.pack.partial_file.PartialFile.publish", interrupt)
         with pytest.raises(KeyboardInterrupt):
             build_pack(open_source(folder), pack)
     partial = tmp_path / "table.pack.partial"
@@ -329,9 +330,9 @@ def test_kind_16_the_triton_backend_on_a_cpu(monkeypatch: pytest.MonkeyPatch) ->
     )  # fmt: skip
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(UnsupportedError, match="needs TRITON_INTERPRET=1 at start"):
-        gate_conv.backend_for(caps, "triton")
+        backend_for(caps, "triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    gate_conv.backend_for(caps, "triton")
+    backend_for(caps, "triton")
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from small_engine import TINY
 from stories.oracle import Oracle
 
 from gramary import HashSpec, Settings, Table
-from gramary.codecs import Codec
 from gramary.errors import CapacityError
 from gramary.integrations.transformers import load
+from gramary.model.codecs import Codec
 
 # Half of what the rows need.
 SMALL = Settings(memory_limit_bytes=4 << 20)

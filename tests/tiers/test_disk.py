@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from abilities import READERS
+from disk_stage import gather, make_rows, write_layout
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiers.disk_stage import gather, make_rows, write_layout
 
 from gramary.errors import ArgumentError, ClosedError, RowIdError, RowReadError, UnsupportedError
-from gramary.row_layout import RowFile, RowLayout
-from gramary.row_stream import read_rows
+from gramary.files.layout import RowFile, RowLayout
+from gramary.files.stream import read_rows
 from gramary.settings import Settings
 from gramary.tiers.disk import DiskTier
 

@@ -17,7 +17,7 @@ from gramary.settings import Settings
 from gramary.tiers.disk import DiskTier
 from pathlib import Path
 import seccomp
-from tiers.disk_stage import gather, make_rows, write_layout
+from disk_stage import gather, make_rows, write_layout
 
 messages = []
 handler = logging.Handler()

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from abilities import READERS
-from tiers.disk_stage import gather, make_rows, write_layout
+from disk_stage import gather, make_rows, write_layout
 
-from gramary.page_cache import Span, resident_pages
-from gramary.row_layout import RowFile, RowLayout, RowPart, RowRun
+from gramary.files.layout import RowFile, RowLayout, RowPart, RowRun
+from gramary.files.page_cache import Span, resident_pages
 from gramary.settings import Settings
 from gramary.tiers.disk import DiskTier
 

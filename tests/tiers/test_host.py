@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gramary.errors import CapacityError, UnsupportedError
-from gramary.machine import HostRoom, HugePages
+from gramary.machine.memory import HostRoom, HugePages
 from gramary.native.memory import HostMapping, Pages
 from gramary.settings import Settings
 from gramary.tiers.host import HostOptions, HostTier

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 from abilities import READERS, with_reader
-from tiers.disk_stage import gather, make_rows, write_layout
+from disk_stage import gather, make_rows, write_layout
 
 from gramary.errors import RowReadError
-from gramary.row_layout import RowLayout
+from gramary.files.layout import RowLayout
 from gramary.settings import Settings
 from gramary.tiers.disk import DiskTier
 

@@ -23,10 +23,10 @@ from table_stage import encoded_table, small_spec, write_table_folder
 
 from gramary import Table
 from gramary.cli import main
-from gramary.codecs import Codec
 from gramary.errors import ArgumentError, CapacityError, PlacementError, RowReadError
+from gramary.files.source import open_source
+from gramary.model.codecs import Codec
 from gramary.settings import Settings
-from gramary.source import open_source
 from gramary.tiers.share import SharedMapping, ShareKey
 from gramary.tiers.share_folder import ShareFolder
 
@@ -138,7 +138,7 @@ class Cues:
 
 
 def fill_and_wait(path: Path, root: str, cues: Cues) -> None:
-    from gramary import row_store
+    from gramary.storage.allocation import row_store
 
     stream = row_store.read_in_order
 
@@ -268,7 +268,7 @@ def test_killed_at_random_points(model, root) -> None:
 
 
 def test_a_failed_filler_removes_its_file(model, root, monkeypatch) -> None:
-    from gramary import row_store
+    from gramary.storage.allocation import row_store
 
     def fail(*_: object, **__: object) -> None:
         raise RowReadError("scripted", file="x", offset=0, errno=5)

@@ -9,7 +9,7 @@ import pytest
 from children import run_child
 from receipt_stage import make_run
 
-from gramary import receipts
+from benchmarks.receipts import schema as receipts
 from tools import check_environments
 from tools.environments import catalogue, checkout
 from tools.environments import environment as environments

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from receipt_stage import make_run
 
 from benchmarks import machine
-from gramary import receipts
+from benchmarks.receipts import schema as receipts
 from tools import fuzz_readers
 from tools.fuzzing import seeds, truth, verdict
 

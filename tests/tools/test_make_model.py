@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gramary.codecs import Codec, decode_rows_ref, join_nvfp4
+from gramary.model.codecs import Codec, decode_rows_ref, join_nvfp4
 
 TABLE = "model.layers.1.ple.ple_embedding.ngram_embedding."
 TEXT = "One morning – the table woke, and wrote: 日本語.\n"

@@ -7,7 +7,7 @@ import pytest
 import record_tests
 from receipt_stage import make_run
 
-from gramary import receipts
+from benchmarks.receipts import schema as receipts
 
 REPORT = """\
 <testsuites><testsuite name="pytest" tests="4" time="2.5">

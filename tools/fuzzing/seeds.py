@@ -150,8 +150,8 @@ def pack_seed(codec: str) -> Seed:
     """Returns the pack of a small table in its own codec."""
     import tempfile
 
-    from gramary.pack import build_pack
-    from gramary.source import open_source
+    from gramary.files.pack import build_pack
+    from gramary.files.source import open_source
     from tools.fuzzing.truth import hash_constants
 
     with tempfile.TemporaryDirectory() as folder:

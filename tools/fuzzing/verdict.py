@@ -13,9 +13,9 @@ import torch
 
 from gramary import Table
 from gramary.errors import GramaryError
-from gramary.pack import build_pack, verify_pack
-from gramary.row_stream import read_rows, stream_rows
-from gramary.source import find_sources, open_source
+from gramary.files.pack import build_pack, verify_pack
+from gramary.files.source import find_sources, open_source
+from gramary.files.stream import read_rows, stream_rows
 from tools.fuzzing import truth as judge
 from tools.fuzzing.choices import Choices
 from tools.fuzzing.damage import damage, sign_pack, write_files

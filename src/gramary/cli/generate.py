@@ -72,8 +72,8 @@ def generate(
     with importing():
         from gramary.cli.model_reading import hush_transformers, load_tokenizer, reading_model
         from gramary.cli.progress import progress_bar
+        from gramary.files.source import find_sources
         from gramary.integrations import transformers as integration
-        from gramary.source import find_sources
     device = require_device(device)
     options: dict[str, Any] = {} if device == "cpu" else {"device_map": {"": device}}
     # What is wrong with the files is said in our words, before transformers says it in its own.
@@ -155,7 +155,7 @@ def print_costs(tables: tuple[Table, ...], run: Generation, num_prompt_tokens: i
     """Prints where the rows lay, and what reading them took."""
     from rich.table import Table as Grid
 
-    from gramary.placement_grammar import format_bytes
+    from gramary.placement.grammar import format_bytes
 
     grid = Grid(title="n-gram rows", title_justify="left")
     for heading in ("table", "tier", "rows", "bytes"):

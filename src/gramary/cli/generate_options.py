@@ -84,7 +84,7 @@ def require_device(device: str | None) -> str:
     """
     import torch
 
-    from gramary.storage import resolve_device
+    from gramary.storage.allocation import resolve_device
 
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"

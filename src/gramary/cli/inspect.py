@@ -13,7 +13,7 @@ from gramary.cli.output import say_grid, say_json, shown
 from gramary.cli.signals import importing
 
 if TYPE_CHECKING:
-    from gramary.row_layout import TableSource
+    from gramary.files.layout import TableSource
     from gramary.settings import Settings
 
 PLACEMENTS = ("device", "device=auto,host", "device=auto,disk", "host", "host=auto,disk", "disk")
@@ -25,8 +25,8 @@ def inspect(
 ) -> None:
     """Show a model's n-gram tables: geometry, encoding, files, and what placements would cost."""
     with importing():
+        from gramary.files.source import find_sources
         from gramary.settings import Settings
-        from gramary.source import find_sources
 
     described = [describe_table(source, Settings.from_env()) for source in find_sources(path)]
     if as_json:
@@ -68,8 +68,8 @@ def cost_placements(source: TableSource, settings: Settings) -> Iterator[dict[st
     """Yields for each usual placement the bytes it takes in each tier and whether it fits here."""
     import torch
 
-    from gramary.machine import read_host_room
-    from gramary.placement import plan_placement
+    from gramary.machine.memory import read_host_room
+    from gramary.placement.plan import plan_placement
 
     has_gpu = torch.cuda.is_available()
     free_device, device_total = torch.cuda.mem_get_info() if has_gpu else (0, 0)
@@ -105,7 +105,7 @@ def _facts(described: dict[str, Any]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    from gramary.placement_grammar import format_bytes
+    from gramary.placement.grammar import format_bytes
 
     geometry, codec = described["geometry"], described["codec"]
     scale = codec["scale"]
@@ -151,7 +151,7 @@ def _placements(described: dict[str, Any]) -> Any:
     """What each placement takes, a row each."""
     from rich.table import Table
 
-    from gramary.placement_grammar import format_bytes
+    from gramary.placement.grammar import format_bytes
 
     table = Table(title="placements here", title_justify="left", box=None)
     for column in ("  placement", "device", "host", "disk", "fits"):

@@ -11,8 +11,8 @@ from gramary.cli.output import say, shown
 from gramary.cli.signals import importing
 
 if TYPE_CHECKING:
-    from gramary.pack import PackReport, RecodingError
-    from gramary.row_layout import TableSource
+    from gramary.files.layout import TableSource
+    from gramary.files.pack import PackReport, RecodingError
 
 
 def pack(
@@ -32,8 +32,8 @@ def pack(
     """Write a model's n-gram tables as packs; an interrupted run goes on where it stopped."""
     with importing():
         from gramary.cli.progress import progress_bar
-        from gramary.pack import build_pack
-        from gramary.source import find_sources, open_source
+        from gramary.files.pack import build_pack
+        from gramary.files.source import find_sources, open_source
 
     sources = find_sources(path) if layer is None else (open_source(path, layer),)
     for source in sources:
@@ -50,7 +50,7 @@ def name_for_layer(out: Path, source: TableSource) -> Path:
 
 def describe_report(report: PackReport) -> str:
     """Returns one line that says what became of a pack, and a second one for what it cost."""
-    from gramary.placement_grammar import format_bytes
+    from gramary.placement.grammar import format_bytes
 
     header = report.header
     size = format_bytes(header.geometry.file_bytes)

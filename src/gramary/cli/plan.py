@@ -15,9 +15,9 @@ from gramary.cli.signals import importing
 from gramary.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from gramary.placement import Placement
-    from gramary.row_layout import TableSource
-    from gramary.storage import FreeMemory, StorageRequest
+    from gramary.files.layout import TableSource
+    from gramary.placement.plan import Placement
+    from gramary.storage.allocation import FreeMemory, StorageRequest
 
 GIB = 1 << 30
 # More than any number of ranks has; Python refuses to read numbers of thousands of digits.
@@ -48,9 +48,9 @@ def plan(
 ) -> None:
     """Show which rows would go where here and why, and what would not fit, without allocating."""
     with importing():
+        from gramary.files.source import find_sources, open_source
         from gramary.settings import Settings
-        from gramary.source import find_sources, open_source
-        from gramary.storage import (
+        from gramary.storage.allocation import (
             StorageRequest,
             measure_free_memory,
             plan_storage,
@@ -125,7 +125,7 @@ def _parse_shard(text: str) -> tuple[int, int]:
 
 def _print_free(request: StorageRequest, free: FreeMemory) -> None:
     """Prints what the plan starts from."""
-    from gramary.placement_grammar import format_bytes
+    from gramary.placement.grammar import format_bytes
 
     locking = request.is_locking
     free_host = format_bytes(free.room.free_bytes(locking=locking))
@@ -139,7 +139,7 @@ def _print_free(request: StorageRequest, free: FreeMemory) -> None:
 
 def _print_plan(source: TableSource, planned: Placement) -> None:
     """Prints one table's plan, a line a tier."""
-    from gramary.placement_grammar import format_bytes
+    from gramary.placement.grammar import format_bytes
 
     say(
         f"\ntable {source.spec.ple_index}, decoder layer {source.spec.layer_id}: "

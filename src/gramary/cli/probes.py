@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from gramary.cli.thread_room import count_startable, num_wanted
 from gramary.errors import ArgumentError, GramaryError
-from gramary.machine import read_host_room, read_huge_pages, read_numa_nodes
-from gramary.placement_grammar import format_bytes
+from gramary.machine.memory import read_host_room, read_huge_pages, read_numa_nodes
+from gramary.placement.grammar import format_bytes
 from gramary.settings import Settings
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ def prune(
 ) -> None:
     """List shared rows and remove those that no process uses."""
     with importing():
-        from gramary.placement_grammar import format_bytes
+        from gramary.placement.grammar import format_bytes
         from gramary.settings import Settings
         from gramary.tiers.share_folder import ShareFolder
 

@@ -22,8 +22,8 @@ def verify(
     with importing():
         from gramary.cli.pack import describe_error
         from gramary.cli.progress import progress_bar
-        from gramary.pack import open_pack, verify_pack
-        from gramary.source import find_sources, open_source
+        from gramary.files.pack import open_pack, verify_pack
+        from gramary.files.source import find_sources, open_source
 
     source = None
     if against is not None:

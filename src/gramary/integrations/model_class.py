@@ -8,11 +8,11 @@ import os
 from typing import Any, NoReturn
 
 from gramary.errors import ArgumentError, ConfigError, UnsupportedError
+from gramary.files.layout import TableSource
 from gramary.integrations.model_tables import ModelTables
 from gramary.integrations.prompt_chunks import chunks_of_generate
 from gramary.integrations.table_embedding import TableEmbedding, refuse_pickling
 from gramary.integrations.weight_files import tables_read
-from gramary.row_layout import TableSource
 from gramary.table import Table
 
 # The table's tensors: its shards, scales and block scales, under any prefix.

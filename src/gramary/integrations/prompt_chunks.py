@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gramary.batch import Batch
-from gramary.hashing import HashSpec
+from gramary.model.hashing import HashSpec
 
 
 def chunks_of_generate(

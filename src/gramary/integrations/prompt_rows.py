@@ -10,7 +10,7 @@ import torch
 from gramary.batch import Batch
 from gramary.errors import RowFetchError
 from gramary.offload import Connector
-from gramary.offload.batch_tensors import narrow
+from gramary.offload.lanes.batch_tensors import narrow
 from gramary.offload.ticket import Ticket
 from gramary.ops.hash import ngram_ids
 from gramary.table import Table

@@ -19,17 +19,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gramary.checkpoint import describe_tables
 from gramary.errors import ArgumentError, ConfigError, DependencyError
+from gramary.files.checkpoint import describe_tables
+from gramary.files.layout import TableSource
+from gramary.files.source import open_source
 from gramary.integrations.execution_device import execution_device
 from gramary.integrations.load_options import refuse_options, require_folder
 from gramary.integrations.model_class import ple_layers, require_tables, with_tables
 from gramary.integrations.model_tables import ModelTables, close_all
 from gramary.integrations.weight_files import find_files
-from gramary.model_config import read_config
-from gramary.row_layout import TableSource
+from gramary.model.config import read_config
 from gramary.settings import Settings
-from gramary.source import open_source
 from gramary.table import Table
 
 MIN_TRANSFORMERS = (5, 24)

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gramary.checkpoint import describe_tables
-from gramary.checkpoint.model_files import ModelFiles, choose_model_files
-from gramary.checkpoint.safetensors_header import read_header
-from gramary.checkpoint.table_tensors import is_of_table
 from gramary.errors import ArgumentError, CheckpointError, UnsupportedError
-from gramary.row_layout import TableSource
+from gramary.files.checkpoint import describe_tables
+from gramary.files.checkpoint.model_files import ModelFiles, choose_model_files
+from gramary.files.checkpoint.safetensors_header import read_header
+from gramary.files.checkpoint.table_tensors import is_of_table
+from gramary.files.layout import TableSource
 
 
 def find_files(folder: Path, options: Mapping[str, Any], config: object) -> ModelFiles:
@@ -59,7 +59,7 @@ def tables_read(
 
     Raises:
         UnsupportedError: the weights come from anything but safetensors files.
-        GramaryError: as `gramary.checkpoint.open_checkpoint`.
+        GramaryError: as `gramary.files.checkpoint.open_checkpoint`.
 
     Source: `PreTrainedModel.from_pretrained` of transformers 5.24 (modeling_utils.py).
     """

@@ -6,8 +6,8 @@ import dataclasses
 import math
 
 from gramary.errors import ConfigError
-from gramary.hashing import HashSpec
-from gramary.model_config import Fields, read_config
+from gramary.model.config import Fields, read_config
+from gramary.model.hashing import HashSpec
 from gramary.ops.gate_conv import RANGES
 
 

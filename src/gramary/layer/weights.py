@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from gramary.checkpoint.model_files import ModelFiles, find_model_files
-from gramary.checkpoint.renamed_tensors import describe_renamed
-from gramary.checkpoint.safetensors_header import TensorEntry, read_header
 from gramary.errors import CheckpointError
+from gramary.files.checkpoint.model_files import ModelFiles, find_model_files
+from gramary.files.checkpoint.renamed_tensors import describe_renamed
+from gramary.files.checkpoint.safetensors_header import TensorEntry, read_header
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 NAMES = (

@@ -10,7 +10,7 @@ import weakref
 import torch
 
 from gramary.native import _core
-from gramary.process_events import tell_of_process
+from gramary.process.events import tell_of_process
 
 
 class Pages(enum.IntEnum):

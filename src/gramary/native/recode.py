@@ -1,7 +1,7 @@
 """Encoding rows anew in the C++ core: decoded to float32, rounded to nearest even, and compared.
 
-The bytes are those of `gramary.codecs.encode_rows`. Large calls run on all threads of the native
-pool; what is reported does not depend on how many those are.
+The bytes are those of `gramary.model.codecs.encode_rows`. Large calls run on all threads of the
+native pool; what is reported does not depend on how many those are.
 """
 
 from __future__ import annotations

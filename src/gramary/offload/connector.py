@@ -25,12 +25,12 @@ from gramary.arguments import require_integer, require_type
 from gramary.batch import Batch
 from gramary.errors import ArgumentError, ClosedError, GramaryError, RowFetchError
 from gramary.lifetime import Closing
-from gramary.offload.batch_tensors import check_tokens, require_fit, tensors_for
-from gramary.offload.lanes import HostLane
+from gramary.offload.lanes.batch_tensors import check_tokens, require_fit, tensors_for
+from gramary.offload.lanes.numbering import HostLane
+from gramary.offload.memory.ring import RingShape
 from gramary.offload.parts import Parts
-from gramary.offload.ring import RingShape
 from gramary.offload.routing import Router
-from gramary.offload.service import Service
+from gramary.offload.service.base import Service
 from gramary.offload.setup import (
     as_tables,
     make_region,
@@ -40,8 +40,8 @@ from gramary.offload.setup import (
     ring_shape,
 )
 from gramary.offload.ticket import Claim, Ticket, own_copy
-from gramary.process_bound import ProcessBound
-from gramary.process_events import tell_of_process
+from gramary.process.bound import ProcessBound
+from gramary.process.events import tell_of_process
 from gramary.reading.arguments import result_buffer
 from gramary.settings import Settings, chosen_settings
 from gramary.table import Table

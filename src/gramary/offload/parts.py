@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import threading
 
-from gramary.offload.region import Region
-from gramary.offload.service import Service
-from gramary.offload.sides import Side
+from gramary.offload.lanes.sides import Side
+from gramary.offload.memory.region import Region
+from gramary.offload.service.base import Service
 
 
 class Parts:

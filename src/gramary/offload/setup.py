@@ -8,12 +8,12 @@ import torch
 
 from gramary.arguments import require_integer, require_type
 from gramary.errors import ArgumentError, CapacityError, DependencyError
-from gramary.offload.process import ProcessService
-from gramary.offload.region import Region
-from gramary.offload.ring import RingShape
-from gramary.offload.service import Service, ThreadService
-from gramary.offload.sides import HostSide, Side
-from gramary.offload.stores import store_arguments
+from gramary.offload.lanes.sides import HostSide, Side
+from gramary.offload.memory.region import Region
+from gramary.offload.memory.ring import RingShape
+from gramary.offload.service.base import Service, ThreadService
+from gramary.offload.service.process import ProcessService
+from gramary.offload.service.stores import store_arguments
 from gramary.settings import Settings
 from gramary.table import Table
 from gramary.tiers.registration import CudaHostRegistry

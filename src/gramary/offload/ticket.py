@@ -8,8 +8,8 @@ import weakref
 from typing import ClassVar
 
 from gramary.batch import Batch
-from gramary.offload.ring import SlotPlaces
-from gramary.process_bound import ProcessBound
+from gramary.offload.memory.ring import SlotPlaces
+from gramary.process.bound import ProcessBound
 
 
 @dataclasses.dataclass(eq=False)

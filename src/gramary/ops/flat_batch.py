@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gramary.errors import ArgumentError
-from gramary.hashing import HashSpec
+from gramary.model.hashing import HashSpec
 
 TOKEN_DTYPES = (torch.int32, torch.int64)
 

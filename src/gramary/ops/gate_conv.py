@@ -1,21 +1,20 @@
 """The stateful part of a PLE layer (gate, norms, dilated convolution, window) as one operation.
 
 This file holds what every backend of the operation shares: the shape of a plan (`Caps`), what is
-bound to it (`Binding`), the outcomes of an export, and the choice of the backend. The checks and
-the public functions are in `gramary.ple`; the truth is in `ops/reference/gate_conv.py`.
+bound to it (`Binding`), and the outcomes of an export. The checks, the public functions and the
+choice of the backend are in `gramary.ple`; the truth is in `ops/reference/gate_conv.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-import importlib
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol
 
 import torch
 
-from gramary.errors import ArgumentError, DependencyError, UnsupportedError
-from gramary.process_bound import ProcessBound
+from gramary.errors import ArgumentError, UnsupportedError
+from gramary.process.bound import ProcessBound
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MODES = ("decode", "mixed")
@@ -225,36 +224,3 @@ class Binding(ProcessBound):
     def caps(self) -> Caps:
         """The caps of the plan this is bound to."""
         return self.plan.caps
-
-
-def backend_for(caps: Caps, name: str | None = None) -> Backend:
-    """Returns the backend module of a device, or the one asked for by name.
-
-    Args:
-        caps: the plan's caps; their device decides.
-        name: "cpu" or "triton" instead; "triton" on the CPU needs Triton's interpreter.
-
-    Raises:
-        ArgumentError: no backend of that name.
-        UnsupportedError: no backend for the device, or not for this combination.
-        DependencyError: Triton is needed and missing.
-    """
-    kind = caps.device.type
-    chosen = name or {"cpu": "cpu", "cuda": "triton"}.get(kind)
-    if chosen is None:
-        raise UnsupportedError(f"device: expected cpu or cuda, got {caps.device}")
-    if chosen == "cpu":
-        if kind != "cpu":
-            raise UnsupportedError(f"backend 'cpu' cannot run on {caps.device}")
-        return cast(Backend, importlib.import_module("gramary.ops._cpu.gate_conv"))
-    if chosen != "triton":
-        raise ArgumentError(f"backend: expected 'cpu' or 'triton', got {chosen!r}")
-    try:
-        import triton
-    except ModuleNotFoundError as error:
-        raise DependencyError(
-            "the PLE operations on CUDA need triton: pip install 'gramary[cuda]'"
-        ) from error
-    if kind == "cpu" and not triton.knobs.runtime.interpret:
-        raise UnsupportedError("backend 'triton' on a CPU needs TRITON_INTERPRET=1 at start")
-    return cast(Backend, importlib.import_module("gramary.ops._triton.gate_conv"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gramary.errors import UnsupportedError
-from gramary.hashing import HashSpec
+from gramary.model.hashing import HashSpec
 from gramary.ops._cpu import hash as cpu_backend
 from gramary.ops.flat_batch import (
     as_in_memory,

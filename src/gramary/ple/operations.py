@@ -8,7 +8,8 @@ import torch
 
 from gramary.arguments import require_type
 from gramary.errors import ArgumentError, SlotError
-from gramary.ops.gate_conv import Binding, Caps, Plan, backend_for
+from gramary.ops.gate_conv import Binding, Caps, Plan
+from gramary.ple.backend import backend_for
 from gramary.ple.checks import check_binding, check_export
 from gramary.settings import Settings, chosen_settings
 

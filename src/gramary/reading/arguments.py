@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from gramary.codecs import Codec, describe
 from gramary.errors import ArgumentError, RowIdError
+from gramary.model.codecs import Codec, describe
 from gramary.native.rows import first_wrong_row_id
 from gramary.ops.flat_batch import as_in_memory, check_out, require_in_memory, require_plain
 

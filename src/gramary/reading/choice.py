@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gramary.errors import DependencyError
 from gramary.reading.base import TableReader
 from gramary.reading.cpu import CpuReader
-from gramary.storage import StorageRequest
+from gramary.storage.allocation import StorageRequest
 from gramary.tiers.base import Tier
 
 

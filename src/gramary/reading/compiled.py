@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 from torch._C import _len_torch_dispatch_stack
 
-from gramary.codecs import Codec
-from gramary.hashing import HashSpec
+from gramary.model.codecs import Codec
+from gramary.model.hashing import HashSpec
 from gramary.ops import opaque
 from gramary.ops.flat_batch import is_stand_in
 from gramary.reading.arguments import fitting_buffer

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from gramary.codecs import Codec
-from gramary.hashing import HashSpec
+from gramary.model.codecs import Codec
+from gramary.model.hashing import HashSpec
 from gramary.native.rows import NO_ROWS, RowExtent, find_places
 from gramary.ops._cpu import embed as cpu_backend
 from gramary.ops.hash import ngram_ids

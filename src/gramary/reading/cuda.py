@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from gramary.codecs import Codec
 from gramary.errors import UnsupportedError
-from gramary.hashing import HashSpec
+from gramary.model.codecs import Codec
+from gramary.model.hashing import HashSpec
 from gramary.ops._triton import embed as embed_op
 from gramary.ops._triton import hash as hash_op
 from gramary.ops._triton.sticky_error import error_of, new_error

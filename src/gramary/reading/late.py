@@ -7,7 +7,7 @@ import threading
 from gramary.errors import LoadError
 from gramary.reading.base import TableReader
 from gramary.reading.choice import make_reader
-from gramary.row_store import RowStore
+from gramary.storage.row_store import RowStore
 
 
 class LateReader:

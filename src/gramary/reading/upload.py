@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 
-from gramary.codecs import Codec
 from gramary.errors import UnsupportedError
-from gramary.hashing import HashSpec
+from gramary.model.codecs import Codec
+from gramary.model.hashing import HashSpec
 from gramary.native import rows as native_rows
 from gramary.ops._cpu import hash as cpu_hash
 from gramary.ops._triton import decode as decode_op

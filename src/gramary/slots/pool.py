@@ -13,7 +13,7 @@ from gramary.errors import ArgumentError, SlotError
 from gramary.ops.gate_conv import Caps, ExportStatus
 from gramary.ple import from_chronological, to_chronological
 from gramary.ple.checks import check_pool
-from gramary.process_bound import ProcessBound
+from gramary.process.bound import ProcessBound
 from gramary.slots.blob import WindowBlob
 from gramary.slots.records import (
     MAX_POSITION,

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import torch
 
 from gramary.errors import ArgumentError
-from gramary.process_bound import ProcessBound
+from gramary.process.bound import ProcessBound
 
 
 class Tier(abc.ABC, ProcessBound):

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import torch
 
 from gramary.errors import ArgumentError, RowReadError, UnsupportedError
+from gramary.files.layout import RowLayout
 from gramary.native.disk import DiskReader, FlatLayout
-from gramary.row_layout import RowLayout
 from gramary.settings import Settings
 from gramary.tiers.base import Tier
 

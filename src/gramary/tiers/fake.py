@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from gramary.errors import ArgumentError
+from gramary.files.layout import RowFile, RowLayout, RowPart, RowRun
 from gramary.native.disk import DiskReader
-from gramary.row_layout import RowFile, RowLayout, RowPart, RowRun
 from gramary.tiers.base import Tier
 from gramary.tiers.disk import flatten_layout
 

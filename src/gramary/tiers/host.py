@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from gramary.errors import CapacityError, ClosedError
-from gramary.machine import HostRoom, HugePages, read_host_room, read_huge_pages
+from gramary.machine.memory import HostRoom, HugePages, read_host_room, read_huge_pages
 from gramary.native import rows as native_rows
 from gramary.native.memory import HostMapping, Pages
 from gramary.native.rows import RowExtent

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from gramary.errors import DependencyError, UnsupportedError
-from gramary.placement_grammar import format_bytes
+from gramary.placement.grammar import format_bytes
 from gramary.settings import GIB
 
 # Largest piece of each way, tried in this order.

@@ -13,10 +13,10 @@ import os
 import torch
 import xxhash
 
-from gramary.codecs import Codec
 from gramary.errors import CapacityError, PlacementError
+from gramary.model.codecs import Codec
 from gramary.native.memory import FileMapping
-from gramary.placement_grammar import format_bytes
+from gramary.placement.grammar import format_bytes
 from gramary.tiers.share_folder import (
     FILLING_SUFFIX,
     ROWS_SUFFIX,

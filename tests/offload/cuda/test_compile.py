@@ -12,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from gramary.codecs import Codec
+from gramary.model.codecs import Codec
 from gramary.offload.cuda.flags import wait_kernel
 from gramary.offload.cuda.request import request_kernel
 from gramary.offload.cuda.take import _IN_PLACE, settle_kernel, take_kernel

@@ -25,8 +25,8 @@ from gramary.errors import (
     UnsupportedError,
 )
 from gramary.native.offload import load_u64
-from gramary.offload import ring
-from gramary.offload.ring import Phase, state_of
+from gramary.offload.memory import ring
+from gramary.offload.memory.ring import Phase, state_of
 from gramary.tiers.device import DeviceTier
 from gramary.tiers.host import HostTier
 

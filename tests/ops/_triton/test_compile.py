@@ -12,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from gramary.codecs import Codec
+from gramary.model.codecs import Codec
 from gramary.ops._triton.decode import decode_kernel
 from gramary.ops._triton.embed import embed_kernel, lookup_kernel
 from gramary.ops._triton.hash import ngram_ids_kernel

@@ -15,7 +15,7 @@ from embed_stage import (
 )
 from gpu_stage import forbid_synchronisation
 
-from gramary.codecs import Codec, decode_rows_ref
+from gramary.model.codecs import Codec, decode_rows_ref
 from gramary.ops._triton.decode import decode
 from gramary.ops._triton.embed import embed, lookup
 from gramary.ops._triton.hash import HashConstants, ngram_ids

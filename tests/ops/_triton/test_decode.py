@@ -7,8 +7,8 @@ from embed_stage import DEVICE, DTYPES, TILE, fresh, on_device, random_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gramary.codecs import Codec, decode_rows_ref
 from gramary.errors import ArgumentError
+from gramary.model.codecs import Codec, decode_rows_ref
 from gramary.ops._triton.decode import decode
 from gramary.ops._triton.tiles import Tile
 

@@ -20,8 +20,8 @@ from embed_stage import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gramary.codecs import Codec
 from gramary.errors import ArgumentError
+from gramary.model.codecs import Codec
 from gramary.ops._triton.embed import embed, lookup
 from gramary.ops._triton.hash import HashConstants
 from gramary.ops._triton.sticky_error import error_of, new_error

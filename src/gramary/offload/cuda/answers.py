@@ -3,7 +3,6 @@
 import triton
 import triton.language as tl
 
-from gramary.offload import ring
 from gramary.offload.cuda.words import (
     behind_fence,
     load_int32,
@@ -11,6 +10,7 @@ from gramary.offload.cuda.words import (
     store_int32,
     store_int64,
 )
+from gramary.offload.memory import ring
 
 _ANSWER_NUMBER = tl.constexpr(ring.ANSWER_NUMBER)
 _ANSWER_FAILURE = tl.constexpr(ring.ANSWER_FAILURE)

@@ -10,7 +10,7 @@ import torch
 
 from gramary.offload.cuda.slots import DeviceSlot
 from gramary.offload.cuda.streams import Streams
-from gramary.offload.ring import PARTS, progress_of
+from gramary.offload.memory.ring import PARTS, progress_of
 
 # Rows of a copy that is worth its launch, and the wait before it.
 _ROWS_A_COPY = 16384

@@ -9,10 +9,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gramary.offload import ring
-from gramary.offload.batch_tensors import BatchTensors
 from gramary.offload.cuda.slots import DeviceSlot
 from gramary.offload.cuda.words import behind_fence, is_last_program, store_int64
+from gramary.offload.lanes.batch_tensors import BatchTensors
+from gramary.offload.memory import ring
 from gramary.ops._triton.hash import (
     WRONG_ID,
     HashConstants,

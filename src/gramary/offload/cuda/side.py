@@ -18,23 +18,23 @@ from gramary.errors import (
     SlotsBusyError,
     UnsupportedError,
 )
-from gramary.offload.batch_tensors import BatchTensors, tensors_for
-from gramary.offload.canceling import CanceledClaims, free_slot
-from gramary.offload.consumer import require_slot, state_places
 from gramary.offload.cuda.device_spans import DeviceSpans, TimedStreams
 from gramary.offload.cuda.request import write_request
 from gramary.offload.cuda.slots import DeviceSlot, DeviceSlots
 from gramary.offload.cuda.streams import Streams
 from gramary.offload.cuda.take import settle, take_rows
-from gramary.offload.fetch_error import failed_answer, timed_out
-from gramary.offload.lanes import Quarantine, stream_is_busy
-from gramary.offload.region import Region
-from gramary.offload.ring import Failure, InputPlaces, SlotPlaces
-from gramary.offload.service import Service
-from gramary.offload.sides import Side
-from gramary.offload.stores import disk_files
+from gramary.offload.giving_up.canceling import CanceledClaims, free_slot
+from gramary.offload.giving_up.fetch_error import failed_answer, timed_out
+from gramary.offload.giving_up.watchdog import Watchdog
+from gramary.offload.lanes.batch_tensors import BatchTensors, tensors_for
+from gramary.offload.lanes.consumer import require_slot, state_places
+from gramary.offload.lanes.numbering import Quarantine, stream_is_busy
+from gramary.offload.lanes.sides import Side
+from gramary.offload.memory.region import Region
+from gramary.offload.memory.ring import Failure, InputPlaces, SlotPlaces
+from gramary.offload.service.base import Service
+from gramary.offload.service.stores import disk_files
 from gramary.offload.ticket import Claim
-from gramary.offload.watchdog import Watchdog
 from gramary.ops._triton.hash import HashConstants
 from gramary.ops._triton.sticky_error import error_of
 from gramary.ops.extents import Extents

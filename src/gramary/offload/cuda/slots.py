@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from gramary.offload import ring
-from gramary.offload.region import Region
-from gramary.offload.ring import SlotPlaces
+from gramary.offload.memory import ring
+from gramary.offload.memory.region import Region
+from gramary.offload.memory.ring import SlotPlaces
 
 # A slot's failure record, int64 each: 1 if there is one, the request's number, layer, then the
 # answer's number, failure, errno, file and offset.

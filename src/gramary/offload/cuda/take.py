@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from gramary.codecs import Codec
+from gramary.model.codecs import Codec
 from gramary.offload.cuda.answers import is_good, keep_failure, lower_flag
 from gramary.offload.cuda.bring import bring_rows
 from gramary.offload.cuda.slots import DeviceSlot

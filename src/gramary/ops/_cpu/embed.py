@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from gramary.codecs import Codec
 from gramary.errors import RowIdError
-from gramary.hashing import HashSpec
+from gramary.model.codecs import Codec
+from gramary.model.hashing import HashSpec
 from gramary.native import rows as native_rows
 from gramary.native.rows import RowExtent
 from gramary.ops._cpu.hash import hasher, raise_fault

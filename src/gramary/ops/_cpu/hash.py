@@ -7,7 +7,7 @@ import functools
 import torch
 
 from gramary.errors import ArgumentError, TokenError
-from gramary.hashing import HashSpec
+from gramary.model.hashing import HashSpec
 from gramary.native.hash import BatchFault, Fault, NgramHasher
 
 

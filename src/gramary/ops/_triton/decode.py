@@ -12,7 +12,7 @@ from gramary.ops._triton.rows import ZERO_ROW, load_rows, store_rows
 from gramary.ops._triton.tiles import Format, Tile, tile_for
 
 if TYPE_CHECKING:
-    from gramary.codecs import Codec
+    from gramary.model.codecs import Codec
 
 
 @triton.jit(do_not_specialize=["address", "p_positions", "N", "num_out", "scale"])

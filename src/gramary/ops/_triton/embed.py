@@ -24,7 +24,7 @@ from gramary.ops._triton.sticky_error import ROW_ID, report_first
 from gramary.ops._triton.tiles import Format, Tile, tile_for
 
 if TYPE_CHECKING:
-    from gramary.codecs import Codec
+    from gramary.model.codecs import Codec
     from gramary.ops.extents import Extents
 
 

@@ -21,7 +21,7 @@ import triton.language as tl
 from gramary.ops._triton.sticky_error import HISTORY_TOKEN, TOKEN, report_first
 
 if TYPE_CHECKING:
-    from gramary.hashing import HashSpec
+    from gramary.model.hashing import HashSpec
 
 # What the hash writes where no row belongs: nothing is read for a token that is padding; a token
 # outside the vocabulary makes its rows NaN.

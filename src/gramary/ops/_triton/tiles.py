@@ -15,7 +15,7 @@ from gramary.errors import ArgumentError
 from gramary.ops._triton.codes import E2M1_SHIFT, E4M3_SHIFT
 
 if TYPE_CHECKING:
-    from gramary.codecs import Codec
+    from gramary.model.codecs import Codec
 
 _PLAIN = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _CODE_BITS = {"bf16": 16, "fp16": 16, "fp32": 32, "fp8": 8, "nvfp4": 4}

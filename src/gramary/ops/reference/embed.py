@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from gramary.codecs import Codec, decode_rows_ref
 from gramary.errors import RowIdError
-from gramary.hashing import HashSpec
+from gramary.model.codecs import Codec, decode_rows_ref
+from gramary.model.hashing import HashSpec
 from gramary.ops.reference.hash import ngram_ids_ref
 
 

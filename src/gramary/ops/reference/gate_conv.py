@@ -22,7 +22,7 @@ D before the comparison (9.98e-07 in bfloat16). Sums over h (the two means and t
 accumulate in float32 in an order that a backend is free to choose; nothing else is: the sum over
 taps runs from the oldest tap to the newest. So g may differ between backends in the last bit of
 D, and where it does not, u, c and out are equal bit for bit but for the float32 reciprocal norm.
-`tests/tolerances.py` holds the bounds.
+`tests/support/tolerances.py` holds the bounds.
 
 u and n depend on a token only through `value`, g and the reciprocal norm
 r = rsqrt(mean(u^2) + eps): a backend may keep those two float32 numbers a token and stream and

@@ -7,7 +7,7 @@ import itertools
 import torch
 
 from gramary.errors import ArgumentError, TokenError
-from gramary.hashing import HashSpec
+from gramary.model.hashing import HashSpec
 
 
 def ngram_ids_ref(

@@ -1,0 +1,1 @@
+"""Receipts: measured results, with all that is needed to repeat them."""

@@ -1,0 +1,1 @@
+"""Rows in files: how they lie there, and reading them in order."""

@@ -1,0 +1,1 @@
+"""What a table is: its configuration, its hash, its codecs."""

@@ -1,0 +1,1 @@
+"""Tickets that are given up: by their owner, or by the watchdog."""

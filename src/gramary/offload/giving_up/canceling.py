@@ -1,0 +1,89 @@
+"""Slots given back before all of their rows were taken, as soon as that is safe."""
+
+from __future__ import annotations
+
+import threading
+
+from gramary.offload.lanes.consumer import require_slot, state_places, was_asked
+from gramary.offload.memory.region import Region
+from gramary.offload.ticket import Claim
+
+# How long to wait for a flag that may never come, because a call was broken off.
+GRACE_S = 0.2
+
+GIVEN_UP = "it was given up by its owner"
+
+
+class CanceledClaims:
+    """Claims that the host gives up, whose slot was not released yet; from any thread.
+
+    A slot must be released in the order of its requests: a claim waits here until the one before
+    it in its slot was released.
+
+    Args:
+        region: the shared memory.
+        timeout_s: how long the flag of a published answer may take.
+    """
+
+    def __init__(self, region: Region, timeout_s: float) -> None:
+        self._region = region
+        self._timeout_s = timeout_s
+        self._turn = threading.Lock()
+        self._claims: list[Claim] = []
+
+    def add(self, claim: Claim) -> None:
+        """Takes a claim whose rows nobody waits for, and settles what can be settled."""
+        with self._turn:
+            if claim not in self._claims:
+                self._claims.append(claim)
+        self.settle()
+
+    def settle(self) -> None:
+        """Releases the slots of claims whose turn has come."""
+        with self._turn:
+            for claim in list(self._claims):
+                before = claim.number - len(self._region.ring.host_slots)
+                if self._region.released(require_slot(claim)) < before:
+                    continue
+                free_slot(self._region, claim, self._timeout_s)
+                self._claims.remove(claim)
+
+
+def free_slot(region: Region, claim: Claim, timeout_s: float) -> None:
+    """Gives up what is still to come of a claim and frees its slot; more calls do nothing.
+
+    Each step can be done again, so that the next call goes on where one was broken off. It must be
+    the claim's turn, and no device may read or write the slot.
+
+    Args:
+        region: the shared memory.
+        claim: with a slot and a number.
+        timeout_s: how long the flag of a published answer may take.
+    """
+    slot = require_slot(claim)
+    if not was_asked(region, claim) or region.released(slot) >= claim.number:
+        return
+    places = state_places(region, claim)
+    for layer in range(region.ring.shape.num_layers):
+        if layer in claim.settled:
+            continue
+        is_again = layer in claim.giving_up
+        claim.giving_up.add(layer)
+        if region.abandon(places, claim.number, layer):
+            claim.settled[layer] = GIVEN_UP
+            continue
+        if not region.is_settled(places, claim.number, layer):
+            # A word that neither side wrote promises no flag.
+            claim.settled[layer] = ""
+            continue
+        # Published, or given up by the watchdog: whoever did it raises the flag at once. Unless an
+        # interrupt came behind our own giving up, or a device has lowered the flag again.
+        may_be_ours = is_again and region.is_abandoned(places, claim.number, layer)
+        region.wait_ready(slot, layer, GRACE_S if may_be_ours or claim.is_torn else timeout_s)
+        claim.settled[layer] = ""
+    for layer in range(region.ring.shape.num_layers):
+        region.clear_ready(slot, layer)
+    region.release(slot, claim.number)
+
+
+__all__ = ["CanceledClaims", "free_slot"]

@@ -1,0 +1,1 @@
+"""The memory that an engine and its row service share."""

@@ -1,0 +1,1 @@
+"""The worker process: `python -m gramary.offload.worker`."""

@@ -1,0 +1,1 @@
+"""Where a table's rows go: the grammar of placements, and pure planning."""

@@ -1,0 +1,1 @@
+"""This process: its end, its forked children, and what cannot leave it."""

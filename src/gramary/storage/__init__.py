@@ -1,0 +1,1 @@
+"""A plan made memory, and the rows on their way into it."""
