@@ -446,7 +446,7 @@ def test_lookups_run_on_many_threads_and_close_waits() -> None:
 
 
 def test_a_failed_allocation_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gramary.storage.allocation import allocation as storage
+    from gramary.storage import allocation as storage
 
     built: list[weakref.ref[Any]] = []
     real = storage.HostTier

@@ -171,7 +171,7 @@ def test_a_hundred_opens_leave_nothing(folders: dict[str, Folder], tmp_path: Pat
 def test_a_failed_read_while_loading_leaves_nothing(
     folders: dict[str, Folder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gramary.storage.allocation import row_store
+    from gramary.storage import row_store
 
     def fail_late(*arguments: object, **options: object) -> object:
         chunks = real(*arguments, **options)

@@ -138,7 +138,7 @@ class Cues:
 
 
 def fill_and_wait(path: Path, root: str, cues: Cues) -> None:
-    from gramary.storage.allocation import row_store
+    from gramary.storage import row_store
 
     stream = row_store.read_in_order
 
@@ -268,7 +268,7 @@ def test_killed_at_random_points(model, root) -> None:
 
 
 def test_a_failed_filler_removes_its_file(model, root, monkeypatch) -> None:
-    from gramary.storage.allocation import row_store
+    from gramary.storage import row_store
 
     def fail(*_: object, **__: object) -> None:
         raise RowReadError("scripted", file="x", offset=0, errno=5)
