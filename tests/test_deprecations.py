@@ -1,12 +1,11 @@
 """Deprecations that torch announces are errors here, logged ones too."""
 
-import importlib.util
+import importlib
 import logging
 import sys
 import warnings
 
 import pytest
-import torch
 
 
 def test_a_logged_deprecation_of_torch_is_an_error() -> None:
@@ -23,9 +22,8 @@ def test_other_words_in_the_log_of_torch_are_none() -> None:
     assert seen == []
 
 
+@pytest.mark.needs("renamed_in_torch")
 def test_the_names_that_torch_2_14_gave_up_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    if importlib.util.find_spec("torch._custom_class_base") is None:
-        pytest.skip(f"torch {torch.__version__} has no newer name for torch._opaque_base")
     monkeypatch.delitem(sys.modules, "torch._opaque_base", raising=False)
     with pytest.raises(DeprecationWarning, match=r"use torch\._custom_class_base instead"):
         importlib.import_module("torch._opaque_base")

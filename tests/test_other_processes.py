@@ -3,7 +3,6 @@
 import copy
 import functools
 import multiprocessing
-import os
 import pickle
 import shutil
 import tempfile
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from abilities import ask_for
 from reopening_stage import read
 
 from gramary import Batch, Connector, PLELayer, Settings, SlotPool, Table, ple
@@ -58,8 +58,7 @@ def table(folder: Path) -> Iterator[Table]:
 @pytest.fixture
 def share() -> Iterator[Settings]:
     """Settings under which tables of this test share rows."""
-    if not os.access("/dev/shm", os.W_OK):
-        pytest.skip("/dev/shm cannot be written to")
+    ask_for("shared_memory")
     with tempfile.TemporaryDirectory(prefix="gramary-test-", dir="/dev/shm") as root:
         yield Settings(share_folder=root)
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from gramary.errors import UnsupportedError
 from gramary.integrations.transformers import load
 
-pytest.importorskip("peft")
+pytestmark = pytest.mark.needs("peft")
 
 IDS = torch.tensor([[73, 16, 32, 119, 97, 115, 8]])
 

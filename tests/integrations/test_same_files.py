@@ -327,7 +327,7 @@ NO_FILES = {
 FOLLOWED = {"variant", "subfolder", "config", "key_mapping"}
 
 
-@pytest.mark.skipif(not transformers.__version__.startswith("5.24."), reason="other words")
+@pytest.mark.needs("transformers_5_24")
 def test_every_word_of_from_pretrained_was_thought_of() -> None:
     """Kind 1: a word that transformers adds has to be followed, refused or listed above."""
     function = PreTrainedModel.from_pretrained.__func__

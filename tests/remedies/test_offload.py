@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from abilities import ask_for
 from cuda_side_stage import CallingThread, use_cuda_side
 from offload_stage import expected_rows, make_batch, make_table, wait_until
 
@@ -239,7 +240,7 @@ def test_kind_16_tickets_are_told_apart_in_messages(connector: Connector) -> Non
 def on_device(
     monkeypatch: pytest.MonkeyPatch, tables: list[Table]
 ) -> Iterator[tuple[Connector, CallingThread]]:
-    pytest.importorskip("triton")
+    ask_for("triton")
     streams = CallingThread()
     use_cuda_side(monkeypatch, streams)
     with Connector(tables, max_tokens=8, settings=PATIENT) as connector:

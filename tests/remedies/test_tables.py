@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from abilities import ask_for
 from offload_stage import make_spec
 
 from gramary import Batch, Connector, HashSpec, PLELayer, Settings, Table, plan_placement
@@ -337,8 +338,7 @@ def test_kind_16_the_triton_backend_on_a_cpu(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def memory() -> Iterator[str]:
-    if not os.access("/dev/shm", os.W_OK):
-        pytest.skip("/dev/shm cannot be written to")
+    ask_for("shared_memory")
     with tempfile.TemporaryDirectory(prefix="gramary-test-", dir="/dev/shm") as root:
         yield root
 

@@ -12,9 +12,11 @@ from __future__ import annotations
 import ctypes
 import errno
 import functools
+import importlib.metadata
 import importlib.util
 import mmap
 import os
+import platform
 import subprocess
 import tempfile
 import warnings
@@ -283,13 +285,32 @@ def _interpreter() -> str | None:
     return None if interprets else "Triton compiles its kernels here, for a GPU"
 
 
+def _x86_64() -> str | None:
+    """Whether there is more than one level of instructions."""
+    machine = platform.machine()
+    return None if machine == "x86_64" else f"the core has one level of instructions on {machine}"
+
+
+def _transformers_5_24() -> str | None:
+    if (why := _package("transformers")) is not None:
+        return why
+    found = importlib.metadata.version("transformers")
+    return None if found.startswith("5.24.") else f"transformers is {found}, with other words"
+
+
+def _renamed_in_torch() -> str | None:
+    """Whether torch has newer names for what 2.14 gave up."""
+    found = importlib.util.find_spec("torch._custom_class_base")
+    return None if found else f"torch {torch.__version__} has the old names alone"
+
+
 def _package(name: str) -> str | None:
     return None if importlib.util.find_spec(name) else f"the package {name} is not installed"
 
 
 Probe = Callable[[], str | None]
 
-_PACKAGES = ("matplotlib", "prometheus_client", "transformers", "triton")
+_PACKAGES = ("matplotlib", "peft", "prometheus_client", "transformers", "triton")
 _PROBES: dict[str, Probe] = {
     "io_uring": _io_uring,
     "io_uring_registration": _io_uring_registration,
@@ -310,6 +331,9 @@ _PROBES: dict[str, Probe] = {
     "gpu": functools.partial(_gpus, 1),
     "two_gpus": functools.partial(_gpus, 2),
     "no_gpu": _no_gpu,
+    "x86_64": _x86_64,
+    "renamed_in_torch": _renamed_in_torch,
+    "transformers_5_24": _transformers_5_24,
     "interpreter": _interpreter,
     **{name: functools.partial(_package, name) for name in _PACKAGES},
 }

@@ -1,6 +1,7 @@
 """The tool that runs the tests in other environments: what it takes away, keeps and tells."""
 
 import json
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,9 @@ def test_a_command_is_printed_as_one_would_type_it() -> None:
     typed = place.as_typed(["-m", "pytest"])
     assert typed.startswith("cd '/a b' && NAME='it'\"'\"'s' ")
     assert typed.endswith("tools.environments.confine --one-cpu -- '/a b/python' -m pytest")
-    assert Place().as_typed(["-m", "pytest"]).endswith("python -m pytest")
+    here = Place(python=Path("/opt/x/bin/python3"))
+    assert here.as_typed(["-m", "pytest"]) == "/opt/x/bin/python3 -m pytest"
+    assert Place().command(["-m", "pytest"]) == [sys.executable, "-m", "pytest"]
 
 
 def test_the_list_has_every_environment(capsys: pytest.CaptureFixture[str]) -> None:

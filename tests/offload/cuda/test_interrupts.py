@@ -7,6 +7,7 @@ from typing import Literal
 
 import pytest
 import torch
+from abilities import ask_for
 from interrupts import interrupt_everywhere
 from offload_stage import expected_rows, make_batch, make_table
 
@@ -25,7 +26,7 @@ WITHIN = ("offload/connector", "offload/lanes", "offload/canceling", "cuda/side"
 
 @pytest.fixture(scope="module")
 def tables() -> Iterator[list[Table]]:
-    pytest.importorskip("triton")
+    ask_for("triton")
     with make_table("bf16") as first, make_table("bf16", ple_index=1) as second:
         yield [first, second]
 
