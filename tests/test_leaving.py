@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import leaving_stage
 import pytest
+from children import run_apart
 
 PROGRAM = """
 import functools
@@ -24,11 +23,7 @@ main(stories)
 @pytest.fixture(scope="module")
 def ends() -> dict[str, tuple[int, str]]:
     """How each program ended, by its name: exit code and what it said."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
+    done = run_apart(PROGRAM, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 

@@ -3,14 +3,13 @@
 import itertools
 import logging
 import os
-import subprocess
-import sys
 import textwrap
 import threading
 from pathlib import Path
 
 import pytest
 import torch
+from children import run_apart
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from table_stage import (
@@ -317,27 +316,12 @@ def test_loading_peaks_below_the_table_and_two_shards(
         encoded = torch.ones(spec.num_rows, 32, dtype=torch.uint8)
         write_table_folder(tmp_path, spec, encoded, Codec("fp8", 32, 1.0), num_shards)
         del encoded
-    tests = Path(__file__).parent
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(tests), *filter(None, sys.path)]),
+    result = run_apart(
+        textwrap.dedent(LOADING), folders["fp8"][0], tmp_path, way, base,
         # What the child frees must leave it, or the allocator's habits are measured.
-        "MALLOC_MMAP_THRESHOLD_": "1048576",
-    }
-    result = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            textwrap.dedent(LOADING),
-            folders["fp8"][0],
-            tmp_path,
-            way,
-            str(base),
-        ],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+        env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "1048576"},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
     peak, table_bytes = map(int, result.stdout.split())
     assert table_bytes > 80 << 20
     assert peak >= table_bytes, "the rows are in memory"

@@ -1,14 +1,13 @@
 """What `gramary bench` runs: subjects, one peer only, receipts and pictures where asked."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from children import run_apart
 
 from benchmarks import harness, machine, one, peers, pictures, run, state_cpu, subjects
 from benchmarks.receipts import schema as receipts
@@ -63,15 +62,7 @@ run.main(sys.argv[1:])
     ],
 )
 def test_packages_that_others_need_are_no_hindrance(name: str, code: int, told: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", BARE, name, "--smoke", "--device", "cpu"],
-        env=dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path)),
-        cwd=machine.ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_apart(BARE, name, "--smoke", "--device", "cpu")
     assert (done.returncode, told in done.stdout + done.stderr) == (code, True), done
 
 

@@ -13,7 +13,6 @@ import os
 import random
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 import pytest
 import torch
+from children import run_child
 from offload_stage import (
     expected_rows,
     make_batch,
@@ -155,11 +155,7 @@ print("overwritten", flush=True)
 @pytest.fixture(scope="module")
 def by_threads() -> subprocess.CompletedProcess[str]:
     """What became of a process whose own threads serve it meanwhile."""
-    return subprocess.run(
-        [sys.executable, "-c", BY_THREADS, str(Path(__file__).parent)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    return run_child(BY_THREADS, Path(__file__).parent)
 
 
 @pytest.mark.parametrize("worker", ["process", "server"])

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from children import run_child
+from children import run_apart
 from small_engine import TINY
 from stories.oracle import Oracle
 
@@ -73,7 +73,7 @@ with Table.open(sys.argv[1], placement="host", settings=settings) as table:
 
 def test_memory_that_is_refused_while_opening() -> None:
     """No descriptor, thread or page is left, and the same process opens it when there is room."""
-    done = run_child(STARVED, TINY)
+    done = run_apart(STARVED, TINY)
     assert done.returncode == 0, done.stderr
 
 

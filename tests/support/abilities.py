@@ -39,6 +39,11 @@ _UNREGISTER_BUFFERS = 1
 _temporary: list[str] = []
 
 
+def temporary_folder() -> str | None:
+    """Returns where temporary files lie on the tests' disk; None where the system's do."""
+    return _temporary[-1] if _temporary else None
+
+
 def why_missing(name: str) -> str | None:
     """Returns why this process cannot have an ability, or None where it has it.
 
@@ -165,8 +170,7 @@ def _try_in_child(action: Callable[[], object]) -> str | None:
 @contextmanager
 def _file(num_bytes: int) -> Iterator[Path]:
     """A file among the temporary ones, written to its disk."""
-    folder = _temporary[-1] if _temporary else None
-    with tempfile.NamedTemporaryFile(prefix="gramary-ability-", dir=folder) as file:
+    with tempfile.NamedTemporaryFile(prefix="gramary-ability-", dir=temporary_folder()) as file:
         file.write(bytes(num_bytes))
         file.flush()
         os.fsync(file.fileno())
@@ -235,11 +239,16 @@ def _overcommit() -> str | None:
 
 
 def _superuser() -> str | None:
-    """Whether tests may become another user, who is held to rights and limits."""
+    """Whether tests may become another user, who is held to rights and reaches their files."""
     if os.geteuid() != 0:
         return f"the tests run as user {os.geteuid()}"
-    # Not in a user namespace that maps no other user.
-    return _try_in_child(lambda: os.setresuid(_NOBODY, _NOBODY, _NOBODY))
+
+    def become_stranger() -> None:
+        # Refused in a user namespace that maps no other user.
+        os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+        os.stat(os.path.join(temporary_folder() or tempfile.gettempdir(), "."))
+
+    return _try_in_child(become_stranger)
 
 
 def _ordinary_user() -> str | None:

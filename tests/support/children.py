@@ -4,7 +4,7 @@
 the row service; `offload/test_process.py` alone starts that one as users do. A server, one a test
 process, has imported the packages, started no thread and opened nothing; it forks a child for each
 script. A script that depends on variables which are read while torch or Triton is imported, or on
-packages that were never imported, takes an interpreter of its own.
+packages that were never imported, takes an interpreter of its own: `run_apart`.
 """
 
 from __future__ import annotations
@@ -174,6 +174,29 @@ def run_child(
             stream.seek(0)
             said.append(stream.read())
     return subprocess.CompletedProcess(["-c", *map(str, arguments)], child.wait(), *said)
+
+
+def run_apart(
+    script: str,
+    *arguments: object,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 120,
+) -> subprocess.CompletedProcess[str]:
+    """Does what `run_child` does in an interpreter of its own, which takes seconds to start.
+
+    For a script that counts its memory to the last page, since a forked process has other gaps in
+    its heap; that takes an interpreter's end apart; or that says what is imported first.
+    """
+    variables = dict(os.environ if env is None else env)
+    paths = [str(Path(__file__).parent), *filter(None, sys.path)]
+    return subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        env=variables | {"PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
 
 
 def _ask_server(

@@ -1,19 +1,20 @@
 """What another user, whom a test becomes, has to reach."""
 
 import contextlib
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from abilities import temporary_folder
+
 
 @contextlib.contextmanager
-def open_to_all(folder: Path) -> Iterator[None]:
-    """Lets every user into a folder for a while, whatever folders it lies in."""
-    modes = {path: path.stat().st_mode for path in (folder, *folder.parents)}
-    modes = {path: mode for path, mode in modes.items() if mode & 0o055 != 0o055}
-    for path, mode in modes.items():
-        path.chmod(mode | 0o055)
-    try:
-        yield
-    finally:
-        for path, mode in modes.items():
-            path.chmod(mode)
+def folder_for_all() -> Iterator[Path]:
+    """A folder among the temporary ones that every user may enter and read, for a while.
+
+    pytest's own are closed to other users, and closed again by every pytest that starts.
+    """
+    with tempfile.TemporaryDirectory(prefix="gramary-test-", dir=temporary_folder()) as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder

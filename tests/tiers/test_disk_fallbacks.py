@@ -1,13 +1,11 @@
 """What a machine may refuse: io_uring, O_DIRECT, locked memory; each in a child process."""
 
-import os
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import children
 import pytest
-from strangers import open_to_all
+from strangers import folder_for_all
 
 CHILD = """
 import collections, errno, logging, os, resource, sys
@@ -48,28 +46,16 @@ def read_and_count(**settings):
 """
 
 
-def run_child(tmp_path: Path, script: str) -> None:
-    # Some children become another user.
-    with open_to_all(tmp_path):
-        done = children.run_child(CHILD + script, tmp_path)
-    assert done.returncode == 0, done.stderr
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Some children become another user."""
+    with folder_for_all() as folder:
+        yield folder
 
 
-def run_fresh(tmp_path: Path, script: str) -> None:
-    """The same in an interpreter of its own, for a child that counts its memory to the last page.
-
-    A forked one has other gaps in its heap.
-    """
-    paths = [str(Path(__file__).parent.parent), *sys.path]
-    with open_to_all(tmp_path):
-        done = subprocess.run(
-            [sys.executable, "-c", CHILD + script, str(tmp_path)],
-            env=dict(os.environ, PYTHONPATH=os.pathsep.join(paths)),
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+def run_child(tmp_path: Path, script: str, *, apart: bool = False) -> None:
+    run = children.run_apart if apart else children.run_child
+    done = run(CHILD + script, tmp_path)
     assert done.returncode == 0, done.stderr
 
 
@@ -216,7 +202,7 @@ for reader in ("auto", "pread"):
 @pytest.mark.parametrize("reader", ["auto", "pread", "mmap"])
 def test_too_little_room_for_threads_is_an_error_at_worst(tmp_path: Path, reader: str) -> None:
     """Behaviour 30: with few threads, or none, the rows come all the same; nothing aborts."""
-    run_fresh(
+    run_child(
         tmp_path,
         f"""
 torch.set_num_threads(1)
@@ -265,4 +251,6 @@ assert ("limit_addresses", 0) in outcomes, outcomes
 if os.geteuid() == 0:
     assert ("limit_processes", 0) in outcomes, outcomes
 """,
+        # It counts its memory.
+        apart=True,
     )

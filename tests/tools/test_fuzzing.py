@@ -1,17 +1,15 @@
 """The reader fuzzers' own parts, and every kind of damage that they know, by Hypothesis."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from children import run_apart
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from receipt_stage import make_run
 
-from benchmarks import machine
 from benchmarks.receipts import schema as receipts
 from tools import fuzz_readers
 from tools.fuzzing import seeds, truth, verdict
@@ -104,5 +102,5 @@ def test_the_receipt_says_how_to_run_it_again(
 
 def test_nothing_imports_gramary_before_the_fuzzer_can_instrument_it() -> None:
     code = "import sys, tools.fuzz_readers; sys.exit('gramary' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=machine.ROOT, check=False)
+    done = run_apart(code)
     assert done.returncode == 0

@@ -1,11 +1,12 @@
 """Small tables in files for the tests of packs."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from strangers import folder_for_all
 
 from gramary.files.layout import RowFile, RowLayout, RowPart, RowRun, TableSource
 from gramary.model.codecs import Codec, encode_rows
@@ -62,14 +63,21 @@ def write_source(
 
 
 @pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user reaches."""
+    with folder_for_all() as folder:
+        yield folder
+
+
+@pytest.fixture
 def make_source(tmp_path: Path) -> Callable[..., tuple[TableSource, torch.Tensor]]:
-    """`make_source(codec="fp8", seed=0, **spec)`: a table in shard files, and its encoded rows."""
+    """`make_source(codec="fp8", seed=0, **spec)`: a table in shard files, and its rows."""
 
     def make(
-        codec: str = "fp8", seed: int = 0, **geometry: int
+        codec: str = "fp8", seed: int = 0, folder: Path = tmp_path, **geometry: int
     ) -> tuple[TableSource, torch.Tensor]:
         spec = make_spec(**geometry)
         rows, described = encode_table(spec, codec, seed)
-        return write_source(tmp_path / f"{codec}-{seed}", spec, rows, described), rows
+        return write_source(folder / f"{codec}-{seed}", spec, rows, described), rows
 
     return make
