@@ -1,7 +1,7 @@
 # Every target sets up what it needs by itself and is quick when that is done already.
 #   TORCH=torch==2.12.0   another torch        PYTHON=python3.12   another interpreter
 #   TESTS=tests/cli       fewer tests          ARGS=...            more words for the tool
-#   JOBS=4                test processes
+#   JOBS=4                test processes  ENVIRONMENTS="A B"   those of make check-environments
 #   PYTHONS="A B"         those that wheels are built and tried with    MACHINE=aarch64   theirs
 
 export TORCH PYTHON
@@ -14,9 +14,11 @@ JOBS ?= 2
 HOUSE_TESTS := tests/test_layers.py tests/test_exports.py tests/test_documentation.py \
 	tests/benchmarks/test_receipts.py tests/tools/test_check_numbers.py
 
-CHECKS := check-format check-lint check-types check-native check-docstrings check-numbers check-house
+CHECKS := check-installed check-format check-lint check-types check-native check-docstrings \
+	check-numbers check-house
 
-.PHONY: setup setup-check demo test check $(CHECKS) format pages bench wheel check-wheel clean
+.PHONY: setup setup-check demo test check $(CHECKS) format pages bench wheel check-wheel \
+	check-environments clean
 
 setup:
 	@tools/set_up.sh test
@@ -36,6 +38,10 @@ $(CHECKS): setup-check
 
 setup-check:
 	@tools/set_up.sh test check
+
+# What only an earlier hand installed would be missing on a new machine.
+check-installed:
+	$(VENV_PYTHON) -m tools.check_installed
 
 check-format:
 	$(VENV_PYTHON) -m ruff format --check .
@@ -88,6 +94,11 @@ check-wheel:
 	$(VENV_PYTHON) -m tools.try_wheel --core-only
 	$(VENV_PYTHON) -m tools.try_wheel $(if $(PYTHONS),--pythons $(PYTHONS)) \
 		$(if $(TORCH),--torch $(TORCH))
+
+# The tests in every environment that they have to pass in; it takes hours, goes on where it
+# stopped, and writes benchmarks/results/environments.json. ENVIRONMENTS="tmpfs avx2" runs these.
+check-environments: setup
+	$(VENV_PYTHON) -m tools.check_environments $(ENVIRONMENTS) $(ARGS)
 
 clean:
 	rm -rf .venv build dist

@@ -8,7 +8,8 @@ import sys
 import tomllib
 from pathlib import Path
 
-PYPROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
+ROOT = Path(__file__).resolve().parent.parent
+PYPROJECT = ROOT / "pyproject.toml"
 
 
 def list_requirements(extras: list[str]) -> list[str]:
@@ -18,6 +19,12 @@ def list_requirements(extras: list[str]) -> list[str]:
     for extra in extras:
         needed += project["optional-dependencies"][extra]
     return needed
+
+
+def list_everything() -> list[str]:
+    """Returns the project's dependencies with those of every extra."""
+    project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
+    return list_requirements(list(project["optional-dependencies"]))
 
 
 def list_build_requirements() -> list[str]:

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-from children import run_child
+from children import run_apart
 from offload_stage import (
     expected_rows,
     make_batch,
@@ -155,7 +155,7 @@ print("overwritten", flush=True)
 @pytest.fixture(scope="module")
 def by_threads() -> subprocess.CompletedProcess[str]:
     """What became of a process whose own threads serve it meanwhile."""
-    return run_child(BY_THREADS, Path(__file__).parent)
+    return run_apart(BY_THREADS, Path(__file__).parent)
 
 
 @pytest.mark.parametrize("worker", ["process", "server"])
