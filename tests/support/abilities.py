@@ -44,6 +44,18 @@ def temporary_folder() -> str | None:
     return _temporary[-1] if _temporary else None
 
 
+def folder_open_to_all() -> Path:
+    """Returns the temporary folder, or the nearest above it that every user reaches.
+
+    With several test processes, pytest's folder for each lies in one that is closed to others.
+    """
+    start = Path(temporary_folder() or tempfile.gettempdir())
+    for folder in (start, *start.parents):
+        if all(above.stat().st_mode & 0o001 for above in (folder, *folder.parents)):
+            return folder
+    return start
+
+
 def why_missing(name: str) -> str | None:
     """Returns why this process cannot have an ability, or None where it has it.
 
@@ -243,10 +255,12 @@ def _superuser() -> str | None:
     if os.geteuid() != 0:
         return f"the tests run as user {os.geteuid()}"
 
+    folder = folder_open_to_all()
+
     def become_stranger() -> None:
         # Refused in a user namespace that maps no other user.
         os.setresuid(_NOBODY, _NOBODY, _NOBODY)
-        os.stat(os.path.join(temporary_folder() or tempfile.gettempdir(), "."))
+        os.stat(f"{folder}/.")
 
     return _try_in_child(become_stranger)
 

@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from abilities import temporary_folder
+from abilities import folder_open_to_all
 
 
 @contextlib.contextmanager
@@ -14,7 +14,7 @@ def folder_for_all() -> Iterator[Path]:
 
     pytest's own are closed to other users, and closed again by every pytest that starts.
     """
-    with tempfile.TemporaryDirectory(prefix="gramary-test-", dir=temporary_folder()) as name:
+    with tempfile.TemporaryDirectory(prefix="gramary-test-", dir=folder_open_to_all()) as name:
         folder = Path(name)
         folder.chmod(0o755)
         yield folder
