@@ -1,4 +1,4 @@
-"""Frozen settings; the only module that reads environment variables.
+"""Frozen settings; the only module that reads or sets environment variables.
 
 Every variable is listed once, in `ENVIRONMENT`, with its field, range and meaning; the settings
 table of the documentation is this table.
@@ -113,6 +113,16 @@ def chosen_settings(settings: Settings | None) -> Settings:
 def inherited_environment(names: Iterable[str]) -> dict[str, str]:
     """Returns those of the named variables that are set, as they are, for a child process."""
     return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def environment_with(variables: Mapping[str, str]) -> dict[str, str]:
+    """Returns all variables of this process and some more, for a child process."""
+    return {**os.environ, **variables}
+
+
+def set_for_libraries(variables: Mapping[str, str]) -> None:
+    """Sets variables that other libraries read when they are imported; gramary reads none."""
+    os.environ.update(variables)
 
 
 @dataclasses.dataclass(frozen=True)

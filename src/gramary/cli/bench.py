@@ -15,6 +15,7 @@ import typer
 
 from gramary.cli.output import say
 from gramary.errors import ArgumentError, DependencyError
+from gramary.settings import environment_with
 
 PICTURES = (".svg", ".png", ".pdf")
 STOP_TIMEOUT_S = 5.0
@@ -76,11 +77,11 @@ def run_benchmarks(command: list[str], tree: Path) -> int:
     Returns:
         Their exit code; 128 and the signal's number where one ended them, as a shell has it.
     """
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
+    variables = {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
     with subprocess.Popen(
         command,
         cwd=tree,
-        env=environment,
+        env=environment_with(variables),
         stdout=subprocess.PIPE,
         encoding="utf-8",
         errors="backslashreplace",

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 # More than any number of ranks has; Python refuses to read numbers of thousands of digits.
 MAX_SHARD_CHARACTERS = 32
+# A PiB: more than any engine's caches take.
+MAX_KV_GIB = 1 << 20
 
 
 def plan(
@@ -34,9 +36,8 @@ def plan(
     ] = None,
     kv_gib: Annotated[
         float,
-        typer.Option(
-            min=0, max=1 << 20, help="GiB that device=auto leaves for the engine's caches."
-        ),
+        # The range is checked below: typer compares with its bounds, as nan never fails.
+        typer.Option(help="GiB that device=auto leaves for the engine's caches."),
     ] = 0.0,
     shard: Annotated[str, typer.Option(help="RANK/SIZE: the part of the table to place.")] = "0/1",
     shard_by: Annotated[
@@ -47,6 +48,8 @@ def plan(
     ] = None,
 ) -> None:
     """Show which rows would go where here and why, and what would not fit, without allocating."""
+    if not 0 <= kv_gib <= MAX_KV_GIB:
+        raise ArgumentError(f"--kv-gib: expected GiB from 0 to {MAX_KV_GIB}, got {kv_gib}")
     with importing():
         from gramary.files.source import find_sources, open_source
         from gramary.settings import Settings

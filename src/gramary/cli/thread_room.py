@@ -13,6 +13,8 @@ import os
 import sys
 import threading
 
+from gramary.settings import set_for_libraries
+
 logger = logging.getLogger("gramary")
 
 # A CPU's worth for each of OpenBLAS, OpenMP and the tokenizers, and some of our own.
@@ -62,7 +64,7 @@ def fit_libraries() -> None:
     startable = count_startable(wanted)
     if startable == wanted:
         return
-    os.environ.update(ONE_THREAD)
+    set_for_libraries(ONE_THREAD)
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)
     logger.warning(
