@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 
+#include "base/path_text.hpp"
 #include "base/unlocked.hpp"
 #include "disk/disk_reader.hpp"
 #include "disk/pack_blocks.hpp"
@@ -25,8 +26,8 @@ namespace {
 [[noreturn]] void raise_read_error(const std::string& what, const std::string& path,
                                    std::int64_t offset, int error) {
     nb::object type = nb::module_::import_("gramary.errors").attr("RowReadError");
-    nb::object value =
-        type(what, nb::arg("file") = path, nb::arg("offset") = offset, nb::arg("errno") = error);
+    nb::object value = type(what, nb::arg("file") = PathText{path}, nb::arg("offset") = offset,
+                            nb::arg("errno") = error);
     PyErr_SetObject(type.ptr(), value.ptr());
     throw nb::python_error();
 }
@@ -39,8 +40,9 @@ namespace {
                   static_cast<unsigned long long>(failure.stored),
                   static_cast<unsigned long long>(failure.computed));
     nb::object type = nb::module_::import_("gramary.errors").attr("ChecksumError");
-    nb::object value = type(path + ": the block at byte " + std::to_string(offset) +
-                            " was altered: " + digests + "; run `gramary verify` and rebuild it");
+    nb::object value =
+        type(PathText{path + ": the block at byte " + std::to_string(offset) +
+                      " was altered: " + digests + "; run `gramary verify` and rebuild it"});
     PyErr_SetObject(type.ptr(), value.ptr());
     throw nb::python_error();
 }
@@ -61,11 +63,13 @@ std::vector<Record> copy_records(std::uintptr_t pointer, std::int64_t count) {
     return records;
 }
 
-void open_reader(BoundReader* self, std::vector<std::string> paths, std::uintptr_t identities,
+void open_reader(BoundReader* self, std::vector<PathText> named, std::uintptr_t identities,
                  std::uintptr_t runs, std::int64_t num_runs, std::uintptr_t parts,
                  std::int64_t num_parts, std::int64_t row_bytes, std::int64_t block_bytes,
                  std::uint64_t checksum_seed, const std::string& reader, bool direct_io,
                  int num_threads, std::int64_t mmap_budget_bytes) {
+    std::vector<std::string> paths;
+    for (PathText& path : named) paths.push_back(std::move(path.bytes));
     std::vector<FileIdentity> files;
     std::vector<std::int64_t> file_bytes;
     const auto* facts = reinterpret_cast<const std::int64_t*>(identities);
@@ -160,8 +164,8 @@ void bind_disk(nb::module_& m) {
             return xxh64(reinterpret_cast<const void*>(data), size, seed);
         },
         nb::call_guard<Unlocked>());
-    m.def("try_io_uring", [](const std::string& path) {
-        const UringTrial trial = try_io_uring(path);
+    m.def("try_io_uring", [](const PathText& path) {
+        const UringTrial trial = try_io_uring(path.bytes);
         return nb::make_tuple(trial.error, trial.told);
     });
     m.def("lane_shape", [] {
@@ -170,18 +174,20 @@ void bind_disk(nb::module_& m) {
     });
     m.def(
         "read_blocks_raw",
-        [](const std::string& path, std::uintptr_t offsets, std::size_t count,
+        [](const PathText& path, std::uintptr_t offsets, std::size_t count,
            std::uint32_t block_bytes, int num_threads, int depth) {
-            return read_blocks_raw(path, {reinterpret_cast<const std::int64_t*>(offsets), count},
+            return read_blocks_raw(path.bytes,
+                                   {reinterpret_cast<const std::int64_t*>(offsets), count},
                                    block_bytes, {num_threads, depth});
         },
         nb::call_guard<Unlocked>());
     m.def(
         "read_rows_raw",
-        [](const std::string& path, std::uintptr_t offsets, std::size_t count,
-           std::uint32_t row_bytes, std::uintptr_t out) {
-            return read_rows_raw(path, {reinterpret_cast<const std::int64_t*>(offsets), count},
-                                 row_bytes, reinterpret_cast<std::uint8_t*>(out));
+        [](const PathText& path, std::uintptr_t offsets, std::size_t count, std::uint32_t row_bytes,
+           std::uintptr_t out) {
+            return read_rows_raw(path.bytes,
+                                 {reinterpret_cast<const std::int64_t*>(offsets), count}, row_bytes,
+                                 reinterpret_cast<std::uint8_t*>(out));
         },
         nb::call_guard<Unlocked>());
     m.def(
@@ -224,7 +230,11 @@ void bind_disk(nb::module_& m) {
              [](BoundReader& self, std::uintptr_t faults, std::int64_t count) {
                  self.reader->set_script(copy_records<ScriptedFault>(faults, count));
              })
-        .def("notes", [](const BoundReader& self) { return self.reader->notes(); });
+        .def("notes", [](const BoundReader& self) {
+            std::vector<PathText> notes;
+            for (std::string& note : self.reader->notes()) notes.push_back({std::move(note)});
+            return notes;
+        });
 }
 
 }  // namespace gramary

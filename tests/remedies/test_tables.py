@@ -242,6 +242,7 @@ def test_kind_16_files_that_changed(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.remedy(
     "for a checkpoint, give the model's folder",
+    "a safetensors file; give the model's folder",
     "it is a pack whose building did not end; run `gramary pack` again",
     "give the name of a pack",
     "remove it, or choose another name",
@@ -253,8 +254,11 @@ def test_kind_16_what_is_no_pack(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pack = tmp_path / "table.pack"
-    with pytest.raises(PackError, match="for a checkpoint, give the model's folder"):
+    with pytest.raises(PackError, match="a safetensors file; give the model's folder"):
         open_source(next(folder.glob("*.safetensors")))
+    (tmp_path / "weights").write_bytes(b"weights!" * 512)
+    with pytest.raises(PackError, match="for a checkpoint, give the model's folder"):
+        open_source(tmp_path / "weights")
     open_source(folder)
     with monkeypatch.context() as patched:
         patched.setattr("gramary.files.pack.partial_file.PartialFile.publish", interrupt)

@@ -12,11 +12,12 @@ _CAPABILITY_VERSION = 0x20080522
 _CAP_DAC_OVERRIDE = 1
 
 
-def start_no_more_than(num_threads: int) -> None:
+def start_no_more_than(num_threads: int, *, is_final: bool = True) -> None:
     """Lets this process start no more than so many threads and processes from now on.
 
     The superuser becomes a user who has no other process, and still reads and writes every file.
     An ordinary user, who may have other processes, is held to none at all; only 0 can be asked for.
+    A limit that is not final may be raised again.
     """
     if os.geteuid() == 0:
         _LIBC.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0)
@@ -26,7 +27,8 @@ def start_no_more_than(num_threads: int) -> None:
     else:
         assert num_threads == 0, "an ordinary user's other processes count too"
         limit = 0
-    resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
+    most = limit if is_final else resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    resource.setrlimit(resource.RLIMIT_NPROC, (limit, most))
 
 
 def _keep_capability(number: int) -> None:

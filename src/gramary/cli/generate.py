@@ -16,6 +16,7 @@ from gramary.cli.generate_options import (
     read_prompt,
     require_device,
     require_temperature,
+    require_text,
 )
 from gramary.cli.output import complain, say, say_grid
 from gramary.cli.signals import importing
@@ -67,6 +68,7 @@ def generate(
     """Let a model write text, and show where its rows lay and what they cost."""
     if not model.is_dir():
         raise ArgumentError(f"--model: expected a model's folder, got {str(model)!r}")
+    require_text("--model", model)
     require_temperature(temperature)
     text = read_prompt(prompt)
     with importing():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from gramary.errors import ArgumentError
@@ -22,6 +23,15 @@ def require_temperature(temperature: float) -> None:
     if temperature != 0 and not MIN_TEMPERATURE <= temperature < math.inf:
         raise ArgumentError(
             f"--temperature: expected 0 or a number from {MIN_TEMPERATURE:g} on, got {temperature}"
+        )
+
+
+def require_text(option: str, path: Path) -> None:
+    """Raises ArgumentError for a path of bytes that are not UTF-8: the tokenizers open none."""
+    if any("\udc80" <= it <= "\udcff" for it in str(path)):
+        raise ArgumentError(
+            f"{option}: expected a name in UTF-8, which transformers needs, got {path}; rename the "
+            "folder, or make a symbolic link to it"
         )
 
 
