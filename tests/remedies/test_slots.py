@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 from ple_stage import Site, Stage
 
 from gramary import PLELayer
-from gramary.errors import SlotError
+from gramary.errors import SlotError, UnsupportedError
 from gramary.layer import PLEState
 from gramary.ple import ExportStatus
 from gramary.slots import SlotPool
@@ -90,6 +91,16 @@ def test_kind_16_a_slot_that_is_no_requests(pool: SlotPool, remedy: str) -> None
         "restore": lambda: pool.restore(kept, 4, HISTORY),
     }[remedy]()
     pool.advance(taken, 0 if remedy == "acquire" else 4, 1)
+
+
+@pytest.mark.remedy("move a window with export_blob() and import_blob()")
+def test_kind_16_a_pool_that_cannot_be_copied(stage: Stage, pool: SlotPool) -> None:
+    with pytest.raises(UnsupportedError, match=r"move a window with export_blob\(\)"):
+        copy.deepcopy(pool)
+    other = make_pool(Stage(stage.site, num_slots=2))
+    kept = pool.snapshot(pool.acquire(), 0, HISTORY)
+    moved = other.import_blob(pool.export_blob(kept))
+    assert other.restore(moved, 0, HISTORY) in other.live_slots
 
 
 @pytest.mark.remedy(
