@@ -20,6 +20,7 @@ from benchmarks import vllm_peer
 from benchmarks.gpu_full_table import GIB, full_spec
 from benchmarks.harness import Benchmark, Case, main
 from benchmarks.timers import CudaGraphTimer
+from gramary.flat_batch import FlatBatch
 from gramary.model.codecs import Codec, decode_rows_ref
 from gramary.model.hashing import HashSpec
 from gramary.ops._triton.decode import decode
@@ -129,11 +130,13 @@ class Ours:
 
     def one_launch(self, *batch: torch.Tensor) -> torch.Tensor:
         """Returns the rows of a batch, [T, num_heads * row_dim]."""
-        return embed(self.constants, *batch, self.place.extents, FP8, self.out, self.error)
+        return embed(
+            self.constants, FlatBatch(*batch), self.place.extents, FP8, self.out, self.error
+        )
 
     def three_launches(self, *batch: torch.Tensor) -> torch.Tensor:
         """Returns the same, by ids, encoded rows and decoded rows in turn."""
-        ngram_ids(self.constants, *batch, self.ids, self.error)
+        ngram_ids(self.constants, FlatBatch(*batch), self.ids, self.error)
         lookup(self.ids.view(-1), self.place.extents, FP8, self.encoded, self.error)
         decode(self.encoded, FP8, self.out.view(-1, FP8.row_dim))
         return self.out

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import gramary
 from gramary import Connector, Table
 from gramary.errors import ArgumentError
-from gramary.ops.flat_batch import end_of
+from gramary.ops.result_buffer import end_of
 
 NUM_TOKENS = 6
 # Where the result buffer begins in a piece of memory.

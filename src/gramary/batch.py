@@ -9,8 +9,8 @@ import torch
 
 from gramary.arguments import require_integer, require_type
 from gramary.errors import ArgumentError
+from gramary.flat_batch import TOKEN_DTYPES, FlatBatch, check_tensor
 from gramary.model.hashing import HashSpec
-from gramary.ops.flat_batch import TOKEN_DTYPES, check_tensor
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -129,6 +129,17 @@ class Batch:
     def is_on_host(self) -> bool:
         """True where the tokens lie in host memory."""
         return self.token_ids.device.type == "cpu"
+
+    def flat(self, history_length: int) -> FlatBatch:
+        """Returns the tensors as a table's hash takes them, as they are now.
+
+        Args:
+            history_length: ngram_size-1 of the table; the newest columns of the history are taken.
+        """
+        history = self.history
+        if history is not None:
+            history = history[:, history.shape[1] - history_length :]
+        return FlatBatch.in_memory(self.token_ids, self.query_start_loc, history)
 
     def why_not_prompt_only(self) -> str | None:
         """Returns why this batch is not prompt-only, in a few fixed words, or None if it is.

@@ -12,11 +12,12 @@ from gramary.arguments import require_type
 from gramary.errors import LoadError
 from gramary.files.layout import TableSource
 from gramary.files.source import open_source
+from gramary.flat_batch import FlatBatch
 from gramary.lifetime import Closable, Closing, Lifetime
 from gramary.model.codecs import Codec
 from gramary.model.hashing import HashSpec
 from gramary.ops import opaque
-from gramary.ops.flat_batch import check_flat_batch, refuse_overlap
+from gramary.ops.result_buffer import refuse_overlap
 from gramary.placement.plan import Placement, require_fitting
 from gramary.reading import compiled
 from gramary.reading.arguments import flat_row_ids, require_device, result_buffer
@@ -327,11 +328,12 @@ class Table(Closing):
             ArgumentError, RowReadError, LoadError, ClosedError: as `lookup`.
         """
         if compiled.is_watched(token_ids, query_start_loc, history, out):
-            batch = (token_ids, query_start_loc, history)
-            return compiled.embed(self, batch, out, dtype)
+            # What looks on sees tensors, so they pass one by one.
+            tensors = (token_ids, query_start_loc, history)
+            return compiled.embed(self, tensors, out, dtype)
         with self._life.using():
             reader = self._reader.get()
-            check_flat_batch(self.spec, token_ids, query_start_loc, history)
+            batch = FlatBatch.checked(self.spec.history_length, token_ids, query_start_loc, history)
             require_device("token_ids", token_ids, self.device)
             shape, num_heads = token_ids.shape, self.spec.num_heads
             result = result_buffer(self.codec, shape, num_heads, self.device, out, dtype)
@@ -341,7 +343,7 @@ class Table(Closing):
                 )
             if token_ids.numel():
                 with self._calls.count(token_ids.numel() * num_heads):
-                    reader.embed(token_ids, query_start_loc, history, result)
+                    reader.embed(batch, result)
             return result
 
     @property

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import gramary
 from gramary import HashSpec
 from gramary.errors import ArgumentError, TokenError
+from gramary.flat_batch import FlatBatch
 from gramary.native import _core
 from gramary.native.hash import NgramHasher
 from gramary.ops.reference.hash import ngram_ids_ref
@@ -145,7 +146,7 @@ SIZES = [2, 3, 16381, 16411, 125003, 20000003, 2**31 - 1, 2147483659, 2**40 - 87
 )
 def test_floor_mod_of_every_int64(size: int, values: list[Any]) -> None:
     # With token 1 and multipliers (value, 0) the hash is floor_mod(value, size).
-    token_ids, starts = torch.tensor([1]), starts_of(1)
+    batch = FlatBatch(torch.tensor([1]), starts_of(1))
     for value in values:
         if isinstance(value, tuple):
             multiple, step = value
@@ -153,7 +154,7 @@ def test_floor_mod_of_every_int64(size: int, values: list[Any]) -> None:
         for level in range(_core.detected_simd_level() + 1):
             _core.set_simd_level(level)
             out = torch.full((1, 1), -12345)
-            NgramHasher(2, 0, (value, 0), (size,), (0,)).ngram_ids(token_ids, starts, None, out)
+            NgramHasher(2, 0, (value, 0), (size,), (0,)).ngram_ids(batch, out)
             assert int(out) == value % size, (value, size, level)
 
 

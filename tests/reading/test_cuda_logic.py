@@ -20,6 +20,7 @@ from table_stage import (
 
 from gramary.errors import RowIdError, TokenError, UnsupportedError
 from gramary.files.source import open_source
+from gramary.flat_batch import FlatBatch
 from gramary.machine.memory import HostRoom
 from gramary.model.codecs import Codec
 from gramary.reading import upload
@@ -151,7 +152,7 @@ def test_every_way_gives_the_same_rows(
         batch = random_batch(SPEC, [3, 0, 2], num_padding=1)
         expected = expected_embedding(SPEC, codec, encoded, batch, None, held)
         out = poisoned(tuple(expected.shape), torch.bfloat16)
-        reader.embed(*batch, out)
+        reader.embed(FlatBatch(*batch), out)
         assert same_bits(out, expected)
         reader.check()
 
@@ -229,7 +230,7 @@ def test_wrong_ids_are_sticky_on_the_device_and_immediate_on_the_host(folder: Pa
             reader._uploader.lookup(row_ids, out)
         starts = torch.tensor([0, 1], dtype=torch.int32)
         out = poisoned((1, SPEC.embed_dim), torch.bfloat16)
-        reader.embed(torch.tensor([SPEC.vocab_size]), starts, None, out)
+        reader.embed(FlatBatch(torch.tensor([SPEC.vocab_size]), starts), out)
         assert out.isnan().all()
         with pytest.raises(TokenError, match=str(SPEC.vocab_size)):
             reader.check()

@@ -10,9 +10,8 @@ import torch
 from gramary.batch import Batch
 from gramary.errors import RowFetchError
 from gramary.offload import Connector
-from gramary.offload.lanes.batch_tensors import narrow
 from gramary.offload.ticket import Ticket
-from gramary.ops.hash import ngram_ids
+from gramary.ops.hash import row_ids_of
 from gramary.table import Table
 
 
@@ -123,10 +122,7 @@ class PromptRows:
         own = row_ids.reshape(-1, row_ids.shape[-1])
         if own.shape != (batch.num_tokens, spec.num_heads):
             return False
-        history = narrow(batch.history, self.tables[layer])
-        assert history is not None
-        tensors = (batch.token_ids, batch.query_start_loc, history.contiguous())
-        requested = ngram_ids(spec, *(tensor.to(device) for tensor in tensors))
+        requested = row_ids_of(spec, batch.flat(spec.history_length).to(device))
         if device.type == "cpu":
             return torch.equal(own, requested)
         # Nothing waits for the device here: `end` does, once.

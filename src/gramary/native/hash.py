@@ -7,11 +7,11 @@ import enum
 
 import torch
 
+from gramary.flat_batch import FlatBatch
 from gramary.native import _core
 from gramary.native.tensors import require_contiguous
 
 MAX_NUM_HEADS = 1024
-_TOKEN_DTYPES = (torch.int32, torch.int64)
 
 
 class Fault(enum.IntEnum):
@@ -59,54 +59,26 @@ class NgramHasher:
             vocab_size, eos_token_id, list(multipliers), list(sizes), list(offsets)
         )
 
-    def ngram_ids(
-        self,
-        token_ids: torch.Tensor,
-        query_start_loc: torch.Tensor,
-        history: torch.Tensor | None,
-        out: torch.Tensor,
-    ) -> BatchFault | None:
+    def ngram_ids(self, batch: FlatBatch, out: torch.Tensor) -> BatchFault | None:
         """Writes the row ids of a batch.
 
         Args:
-            token_ids: int32 or int64 [T] on the CPU, contiguous.
-            query_start_loc: int32 [R+1] on the CPU, contiguous.
-            history: int32 or int64 [R, ngram_size-1] on the CPU, contiguous; None is all EOS.
+            batch: on the CPU.
             out: int64 [T, num_heads] on the CPU, contiguous.
 
         Returns:
             None, or the first wrong number; `out` is then undefined.
         """
         require_contiguous(out, torch.int64)
-        if out.numel() != token_ids.numel() * self.num_heads:
-            raise AssertionError((out.shape, token_ids.shape, self.num_heads))
-        code = self.core.ngram_ids(*batch_addresses(token_ids, query_start_loc, history),
-                                   out.data_ptr())  # fmt: skip
-        return fault_of(code)
+        if out.numel() != batch.token_ids.numel() * self.num_heads:
+            raise AssertionError((out.shape, batch.token_ids.shape, self.num_heads))
+        code = self.core.ngram_ids(*batch.addresses(), out.data_ptr())
+        return fault_of(code) if code else None
 
 
-def batch_addresses(
-    token_ids: torch.Tensor, query_start_loc: torch.Tensor, history: torch.Tensor | None
-) -> tuple[int, bool, int, int, int, int, bool]:
-    """Returns a contiguous CPU batch as the addresses and sizes that the core's bindings take."""
-    require_contiguous(token_ids, *_TOKEN_DTYPES)
-    require_contiguous(query_start_loc, torch.int32)
-    if history is not None:
-        require_contiguous(history, *_TOKEN_DTYPES)
-    return (
-        token_ids.data_ptr(),
-        token_ids.dtype == torch.int64,
-        token_ids.numel(),
-        query_start_loc.data_ptr(),
-        query_start_loc.numel() - 1,
-        0 if history is None else history.data_ptr(),
-        history is not None and history.dtype == torch.int64,
-    )
+def fault_of(code: int) -> BatchFault:
+    """Returns what a fault code of the core, 4 * index + kind, says; 0 is no fault."""
+    return BatchFault(Fault(code % 4), code // 4)
 
 
-def fault_of(code: int) -> BatchFault | None:
-    """Returns what a fault code of the core says: 4 * index + kind, or 0 for none."""
-    return BatchFault(Fault(code % 4), code // 4) if code else None
-
-
-__all__ = ["BatchFault", "Fault", "NgramHasher", "batch_addresses", "fault_of"]
+__all__ = ["BatchFault", "Fault", "NgramHasher", "fault_of"]

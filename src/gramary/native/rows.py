@@ -14,8 +14,9 @@ import math
 
 import torch
 
+from gramary.flat_batch import FlatBatch
 from gramary.native import _core
-from gramary.native.hash import BatchFault, NgramHasher, batch_addresses, fault_of
+from gramary.native.hash import BatchFault, NgramHasher, fault_of
 from gramary.native.tensors import require_contiguous
 
 _ENCODINGS = {"bf16": 0, "fp16": 1, "fp32": 2, "fp8": 3, "nvfp4": 4}
@@ -104,9 +105,7 @@ def embed(
     codec_name: str,
     row_dim: int,
     scale: float | None,
-    token_ids: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    history: torch.Tensor | None,
+    batch: FlatBatch,
     extent: RowExtent,
     out: torch.Tensor,
 ) -> BatchFault | None:
@@ -117,9 +116,7 @@ def embed(
         codec_name: "bf16", "fp16", "fp32", "fp8" or "nvfp4".
         row_dim: values in a row.
         scale: the table's scale; None for plain codecs.
-        token_ids: int32 or int64 [T], contiguous.
-        query_start_loc: int32 [R+1], contiguous.
-        history: int32 or int64 [R, ngram_size-1], contiguous; None is all EOS.
+        batch: on the CPU.
         extent: where rows lie; other rows are zero and not read.
         out: [T, num_heads*row_dim], or uint8 [T, num_heads*row_bytes], contiguous; zero for
             padding.
@@ -128,12 +125,12 @@ def embed(
         None, or the first wrong number of the batch; `out` is then undefined.
     """
     codec = row_codec(codec_name, row_dim, scale)
-    output = _check_out(codec, row_dim, token_ids.numel() * hasher.num_heads, out)
+    output = _check_out(codec, row_dim, batch.token_ids.numel() * hasher.num_heads, out)
     code = codec.embed(
         hasher.core, extent.address, extent.first_row, extent.num_rows,
-        *batch_addresses(token_ids, query_start_loc, history), output, out.data_ptr(),
+        *batch.addresses(), output, out.data_ptr(),
     )  # fmt: skip
-    return fault_of(code)
+    return fault_of(code) if code else None
 
 
 def decode(

@@ -25,7 +25,7 @@ from gramary.arguments import require_integer, require_type
 from gramary.batch import Batch
 from gramary.errors import ArgumentError, ClosedError, GramaryError, RowFetchError
 from gramary.lifetime import Closing
-from gramary.offload.lanes.batch_tensors import check_tokens, require_fit, tensors_for
+from gramary.offload.lanes.batch_tensors import check_tokens, require_fit
 from gramary.offload.lanes.numbering import HostLane
 from gramary.offload.memory.ring import RingShape
 from gramary.offload.parts import Parts
@@ -384,7 +384,8 @@ class Connector(Closing, ProcessBound):
                 self._side.take(claim, layer, out)
             else:
                 table = self._tables[layer]
-                table.embed(*tensors_for(claim.batch, table), out=out)
+                batch = claim.batch.flat(table.spec.history_length)
+                table.embed(batch.token_ids, batch.query_start_loc, batch.history, out=out)
         except RowFetchError:
             # There are no rows to wait for any more.
             claim.failed.add(layer)

@@ -5,15 +5,10 @@ from __future__ import annotations
 import torch
 
 from gramary.errors import UnsupportedError
+from gramary.flat_batch import FlatBatch
 from gramary.model.hashing import HashSpec
 from gramary.ops._cpu import hash as cpu_backend
-from gramary.ops.flat_batch import (
-    as_in_memory,
-    check_flat_batch,
-    check_out,
-    refuse_overlap,
-    require_in_memory,
-)
+from gramary.ops.result_buffer import check_out, refuse_overlap, require_in_memory
 
 
 def ngram_ids(
@@ -57,29 +52,34 @@ def ngram_ids(
 
     Source: `Qwen4ExpTextNGramEmbedding.forward` of Hugging Face transformers 5.24.
     """
-    check_flat_batch(spec, token_ids, query_start_loc, history)
-    shape = (token_ids.numel(), spec.num_heads)
-    if out is None:
-        out = torch.empty(shape, dtype=torch.int64, device=token_ids.device)
-        require_in_memory(out)
-    else:
-        check_out(out, shape, torch.int64, token_ids.device)
+    batch = FlatBatch.checked(spec.history_length, token_ids, query_start_loc, history)
+    if out is not None:
+        check_out(out, (token_ids.numel(), spec.num_heads), torch.int64, token_ids.device)
         require_in_memory(out)
         refuse_overlap(out, token_ids=token_ids, query_start_loc=query_start_loc, history=history)
-    token_ids, query_start_loc = as_in_memory(token_ids), as_in_memory(query_start_loc)
-    history = None if history is None else as_in_memory(history)
-    if token_ids.device.type == "cpu":
-        cpu_backend.ngram_ids(spec, token_ids, query_start_loc, history, out)
-    elif token_ids.device.type == "cuda":
+    return row_ids_of(spec, batch, out)
+
+
+def row_ids_of(spec: HashSpec, batch: FlatBatch, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Returns what `ngram_ids` does, of arguments that were checked."""
+    device = batch.token_ids.device
+    if out is None:
+        shape = (batch.token_ids.numel(), spec.num_heads)
+        out = torch.empty(shape, dtype=torch.int64, device=device)
+        # It is a stand-in where a mode makes every new tensor one.
+        require_in_memory(out)
+    if device.type == "cpu":
+        cpu_backend.ngram_ids(spec, batch, out)
+    elif device.type == "cuda":
         from gramary.ops._triton import hash as triton_backend
 
-        constants = triton_backend.constants_of(spec, token_ids.device)
-        triton_backend.ngram_ids(constants, token_ids, query_start_loc, history, out)
+        constants = triton_backend.constants_of(spec, device)
+        triton_backend.ngram_ids(constants, batch, out)
     else:
         raise UnsupportedError(
-            f"token_ids: expected a tensor on the CPU or a CUDA device, got {token_ids.device}"
+            f"token_ids: expected a tensor on the CPU or a CUDA device, got {device}"
         )
     return out
 
 
-__all__ = ["ngram_ids"]
+__all__ = ["ngram_ids", "row_ids_of"]

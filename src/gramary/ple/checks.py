@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from gramary.errors import ArgumentError
-from gramary.ops.flat_batch import require_plain
+from gramary.flat_batch import require_plain
 from gramary.ops.gate_conv import Binding, Caps, Plan
 from gramary.ple.memory import Span, overlaps, span_of
 

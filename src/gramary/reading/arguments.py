@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from gramary.errors import ArgumentError, RowIdError
+from gramary.flat_batch import as_in_memory, require_plain
 from gramary.model.codecs import Codec, describe
 from gramary.native.rows import first_wrong_row_id
-from gramary.ops.flat_batch import as_in_memory, check_out, require_in_memory, require_plain
+from gramary.ops.result_buffer import check_out, require_in_memory
 
 _ID_DTYPES = (torch.int32, torch.int64)
 

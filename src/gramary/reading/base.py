@@ -6,6 +6,8 @@ import abc
 
 import torch
 
+from gramary.flat_batch import FlatBatch
+
 
 class TableReader(abc.ABC):
     """Reads rows of one table into results on the table's device, from any number of threads.
@@ -34,19 +36,11 @@ class TableReader(abc.ABC):
         """
 
     @abc.abstractmethod
-    def embed(
-        self,
-        token_ids: torch.Tensor,
-        query_start_loc: torch.Tensor,
-        history: torch.Tensor | None,
-        out: torch.Tensor,
-    ) -> None:
+    def embed(self, batch: FlatBatch, out: torch.Tensor) -> None:
         """Writes the rows of a flat batch.
 
         Args:
-            token_ids: int32 or int64 [T].
-            query_start_loc: int32 [R+1].
-            history: int32 or int64 [R, ngram_size-1], or None.
+            batch: on the CPU or the table's device.
             out: [T, num_heads * width] in an output dtype, contiguous, on the table's device.
 
         Raises:

@@ -7,10 +7,10 @@ from typing import Protocol
 import torch
 from torch._C import _len_torch_dispatch_stack
 
+from gramary.flat_batch import is_stand_in
 from gramary.model.codecs import Codec
 from gramary.model.hashing import HashSpec
 from gramary.ops import opaque
-from gramary.ops.flat_batch import is_stand_in
 from gramary.reading.arguments import fitting_buffer
 
 

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
+from gramary.errors import RowIdError
+from gramary.flat_batch import FlatBatch
 from gramary.model.codecs import Codec
 from gramary.model.hashing import HashSpec
-from gramary.native.rows import NO_ROWS, RowExtent, find_places
-from gramary.ops._cpu import embed as cpu_backend
-from gramary.ops.hash import ngram_ids
+from gramary.native import rows
+from gramary.native.rows import NO_ROWS, RowExtent
+from gramary.ops._cpu.hash import hasher, raise_fault
 from gramary.reading.base import TableReader
 from gramary.tiers.base import Tier
 from gramary.tiers.host import HostTier
@@ -28,29 +30,40 @@ class CpuReader(TableReader):
     def __init__(self, spec: HashSpec, codec: Codec, tiers: Sequence[Tier]) -> None:
         self._spec = spec
         self._codec = codec
+        self._hasher = hasher(spec)
         self._extent = host_extent(tiers)
         self._others = tuple(tier for tier in tiers if not isinstance(tier, HostTier))
 
     def lookup(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:
         """Writes the rows of `row_ids` [n] to `out` [n, width]; see `TableReader`."""
         row_ids = row_ids.to(torch.int64)
-        cpu_backend.lookup(self._codec, row_ids, self._extent, self._spec.num_rows, out)
-        self._lay_over(row_ids, out)
+        codec, num_rows = self._codec, self._spec.num_rows
+        wrong = rows.lookup(
+            codec.name, codec.row_dim, codec.scale, row_ids, self._extent, num_rows, out
+        )
+        if wrong is not None:
+            raise RowIdError(
+                f"row_ids[{wrong}]: expected -1 (no row) or a row from 0 to {num_rows - 1}, got "
+                f"{int(row_ids[wrong])}"
+            )
+        if self._others:
+            self._lay_over(row_ids, out)
 
-    def embed(
-        self,
-        token_ids: torch.Tensor,
-        query_start_loc: torch.Tensor,
-        history: torch.Tensor | None,
-        out: torch.Tensor,
-    ) -> None:
+    def embed(self, batch: FlatBatch, out: torch.Tensor) -> None:
         """Writes the rows of a flat batch to `out` [T, num_heads * width]; see `TableReader`."""
-        batch = (token_ids, query_start_loc, history)
+        codec = self._codec
         if not self._others:
-            cpu_backend.embed(self._spec, self._codec, *batch, self._extent, out)
-            return
-        row_ids = ngram_ids(self._spec, *batch)
-        self.lookup(row_ids.view(-1), out.view(row_ids.numel(), -1))
+            fault = rows.embed(
+                self._hasher, codec.name, codec.row_dim, codec.scale, batch, self._extent, out
+            )
+        else:
+            num_rows = batch.token_ids.numel() * self._hasher.num_heads
+            row_ids = torch.empty(num_rows, dtype=torch.int64, device="cpu")
+            fault = self._hasher.ngram_ids(batch, row_ids)
+            if fault is None:
+                self.lookup(row_ids, out.view(num_rows, -1))
+        if fault is not None:
+            raise_fault(fault, self._spec, batch)
 
     def check(self) -> None:
         """Does nothing: on the CPU every call raises its own errors."""
@@ -60,14 +73,15 @@ class CpuReader(TableReader):
 
     def _lay_over(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:
         """Writes the rows that are not in memory over the zero rows that stand for them."""
+        codec = self._codec
         for tier in self._others:
-            places, ids = find_places(row_ids, tier.first_row, tier.end_row)
+            places, ids = rows.find_places(row_ids, tier.first_row, tier.end_row)
             if places.numel():
                 encoded = torch.empty(
                     places.numel(), tier.row_bytes, dtype=torch.uint8, device="cpu"
                 )
                 tier.gather(ids, encoded)
-                cpu_backend.decode(self._codec, encoded, out, places)
+                rows.decode(codec.name, codec.row_dim, codec.scale, encoded, out, places)
 
 
 def host_extent(tiers: Sequence[Tier]) -> RowExtent:

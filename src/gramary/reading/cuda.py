@@ -13,13 +13,13 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from gramary.errors import UnsupportedError
+from gramary.flat_batch import FlatBatch
 from gramary.model.codecs import Codec
 from gramary.model.hashing import HashSpec
 from gramary.ops._triton import embed as embed_op
 from gramary.ops._triton import hash as hash_op
 from gramary.ops._triton.sticky_error import error_of, new_error
 from gramary.ops.extents import Extents
-from gramary.ops.flat_batch import as_in_memory
 from gramary.reading.base import TableReader
 from gramary.reading.upload import Uploader, UploadTarget
 from gramary.settings import Settings
@@ -72,27 +72,17 @@ class CudaReader(TableReader):
             self._read_ids(row_ids, out)
             self._lay_over(row_ids, out)
 
-    def embed(
-        self,
-        token_ids: torch.Tensor,
-        query_start_loc: torch.Tensor,
-        history: torch.Tensor | None,
-        out: torch.Tensor,
-    ) -> None:
+    def embed(self, batch: FlatBatch, out: torch.Tensor) -> None:
         """Writes the rows of a flat batch on the CPU or the device; see `TableReader`."""
         with self._on_device():
-            if token_ids.device != self._device:
-                self._uploader.embed(token_ids, query_start_loc, history, out)
+            if batch.token_ids.device != self._device:
+                self._uploader.embed(batch, out)
                 return
-            batch = (as_in_memory(token_ids), as_in_memory(query_start_loc))
-            history = None if history is None else as_in_memory(history)
-            embed_op.embed(
-                self._constants, *batch, history, self._extents, self._codec, out, self._error
-            )
+            embed_op.embed(self._constants, batch, self._extents, self._codec, out, self._error)
             if self._others:
-                shape = (token_ids.numel(), self._spec.num_heads)
+                shape = (batch.token_ids.numel(), self._spec.num_heads)
                 row_ids = torch.empty(shape, dtype=torch.int64, device=self._device)
-                hash_op.ngram_ids(self._constants, *batch, history, row_ids)
+                hash_op.ngram_ids(self._constants, batch, row_ids)
                 self._lay_over(row_ids.view(-1), out.view(row_ids.numel(), -1))
 
     def check(self) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from gramary.errors import UnsupportedError
+from gramary.flat_batch import FlatBatch
 from gramary.model.codecs import Codec
 from gramary.model.hashing import HashSpec
 from gramary.native import rows as native_rows
@@ -118,13 +119,7 @@ class Uploader:
         with self._turn:
             self._place(row_ids, out)
 
-    def embed(
-        self,
-        token_ids: torch.Tensor,
-        query_start_loc: torch.Tensor,
-        history: torch.Tensor | None,
-        out: torch.Tensor,
-    ) -> None:
+    def embed(self, batch: FlatBatch, out: torch.Tensor) -> None:
         """Writes the rows of a flat batch on the CPU to `out` [T, num_heads * width].
 
         Raises:
@@ -132,15 +127,13 @@ class Uploader:
             RowReadError, UnsupportedError: as `lookup`.
         """
         _refuse_capture()
-        shape = (token_ids.numel(), self._target.spec.num_heads)
+        shape = (batch.token_ids.numel(), self._target.spec.num_heads)
         num_rows = shape[0] * shape[1]
         with self._turn:
             if self._row_ids.numel() < num_rows:
                 self._row_ids = torch.empty(num_rows, dtype=torch.int64, device="cpu")
             row_ids = self._row_ids[:num_rows]
-            cpu_hash.ngram_ids(
-                self._target.spec, token_ids, query_start_loc, history, row_ids.view(shape)
-            )
+            cpu_hash.ngram_ids(self._target.spec, batch, row_ids.view(shape))
             self._place(row_ids, out.view(num_rows, -1))
 
     def lay_over(self, row_ids: torch.Tensor, tiers: Sequence[Tier], out: torch.Tensor) -> None:

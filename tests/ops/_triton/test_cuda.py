@@ -15,6 +15,7 @@ from embed_stage import (
 )
 from gpu_stage import forbid_synchronisation
 
+from gramary.flat_batch import FlatBatch
 from gramary.model.codecs import Codec, decode_rows_ref
 from gramary.ops._triton.decode import decode
 from gramary.ops._triton.embed import embed, lookup
@@ -51,9 +52,11 @@ def test_a_captured_graph_follows_new_tokens_boundaries_and_histories():
     rows = torch.empty(T, 4 * 160, dtype=torch.bfloat16, device="cuda")
     ids = torch.empty(T, 4, dtype=torch.int64, device="cuda")
 
+    batch = FlatBatch(token_ids, starts, history)
+
     def step() -> None:
-        embed(constants, token_ids, starts, history, extents, FP8, rows, error)
-        ngram_ids(constants, token_ids, starts, history, ids, error)
+        embed(constants, batch, extents, FP8, rows, error)
+        ngram_ids(constants, batch, ids, error)
         lookup(ids.view(-1), extents, FP8, rows.view(-1, 160), error)
 
     step()
@@ -88,10 +91,11 @@ def test_nothing_is_compiled_for_another_batch_or_table(compilations: list[str])
         token_ids = on_device([0, *tokens])[1:]
         starts = on_device([0, *starts], torch.int32)[1:]
         history = on_device([[0], *history])[1:]
+        batch = FlatBatch(token_ids, starts, history)
         out = torch.empty(len(tokens), 3 * 160, dtype=torch.bfloat16, device="cuda")
-        embed(constants, token_ids, starts, history, extents, FP8, out, error)
+        embed(constants, batch, extents, FP8, out, error)
         ids = torch.empty(len(tokens), 3, dtype=torch.int64, device="cuda")
-        ngram_ids(constants, token_ids, starts, history, ids, error)
+        ngram_ids(constants, batch, ids, error)
         lookup(ids.view(-1), extents, FP8, out.view(-1, 160), error)
         decode(rows, FP8, torch.empty(num_rows, 160, dtype=torch.bfloat16, device="cuda"))
 
@@ -117,13 +121,13 @@ def test_no_call_allocates_or_synchronises():
     extents, keep = split_extents(table, (0, 80), (80, SMALL.num_rows))
     constants, error = HashConstants.of(SMALL, "cuda"), new_error("cuda")
     tokens, starts, history = random_batch(SMALL, [2, 3])
-    batch = (on_device(tokens), on_device(starts, torch.int32), on_device(history))
+    batch = FlatBatch(on_device(tokens), on_device(starts, torch.int32), on_device(history))
     out = torch.empty(5, 640, dtype=torch.bfloat16, device="cuda")
-    embed(constants, *batch, extents, FP8, out, error)
+    embed(constants, batch, extents, FP8, out, error)
     torch.cuda.synchronize()
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
     with forbid_synchronisation():
-        embed(constants, *batch, extents, FP8, out, error)
+        embed(constants, batch, extents, FP8, out, error)
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
     del keep
 
@@ -150,7 +154,7 @@ def test_the_real_hash_at_random():
     constants = HashConstants.of(REAL, "cuda")
     tokens, starts, history = random_batch(REAL, [257, 0, 300, 1], seed=11)
     ids = torch.empty(len(tokens), 16, dtype=torch.int64, device="cuda")
-    arguments = (on_device(tokens), on_device(starts, torch.int32), on_device(history))
-    ngram_ids(constants, *arguments, ids, new_error("cuda"))
+    batch = FlatBatch(on_device(tokens), on_device(starts, torch.int32), on_device(history))
+    ngram_ids(constants, batch, ids, new_error("cuda"))
     truth = embed_truth.ngram_ids(REAL, tokens, starts, history)
     embed_truth.assert_same(ids, torch.tensor(truth))

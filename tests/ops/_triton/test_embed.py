@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gramary.errors import ArgumentError
+from gramary.flat_batch import FlatBatch
 from gramary.model.codecs import Codec
 from gramary.ops._triton.embed import embed, lookup
 from gramary.ops._triton.hash import HashConstants
@@ -55,8 +56,8 @@ def run_embed(spec: Spec, codec: Codec, extents: Extents, batch, dtype, history=
     error = new_error(out.device)
     old = on_device(histories).reshape(-1, spec.ngram_size - 1) if history else None
     starts = on_device(starts, torch.int32)
-    tokens = on_device(tokens)
-    result = embed(constants, tokens, starts, old, extents, codec, out, error, tile=tile)
+    batch = FlatBatch(on_device(tokens), starts, old)
+    result = embed(constants, batch, extents, codec, out, error, tile=tile)
     assert result is out
     return out.view(-1, width(codec, dtype)), error
 

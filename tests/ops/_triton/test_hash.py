@@ -9,6 +9,7 @@ from embed_stage import BIGRAMS, FOURGRAMS, REAL, SMALL, Spec, fresh, on_device,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gramary.flat_batch import FlatBatch
 from gramary.ops._triton.hash import HashConstants, floor_mod, ngram_ids
 from gramary.ops._triton.sticky_error import error_of, new_error
 
@@ -28,7 +29,8 @@ def run(spec: Spec, tokens, query_start_loc, history=None, token_dtype=torch.int
     out = fresh((len(tokens), len(spec.sizes)), torch.int64)
     error = new_error(out.device)
     starts = on_device(query_start_loc, torch.int32)
-    ngram_ids(constants, on_device(tokens, token_dtype), starts, history, out, error)
+    batch = FlatBatch(on_device(tokens, token_dtype), starts, history)
+    ngram_ids(constants, batch, out, error)
     return out, error
 
 
@@ -116,14 +118,14 @@ def test_the_first_error_stays():
     for wrong in (500, 600):
         out = fresh((1, 4), torch.int64)
         starts = on_device([0, 1], torch.int32)
-        ngram_ids(constants, on_device([wrong]), starts, None, out, error)
+        ngram_ids(constants, FlatBatch(on_device([wrong]), starts), out, error)
     assert error.tolist() == [1, 0, 500, 8]
 
 
 def test_without_an_error_tensor_nothing_is_reported():
     constants = HashConstants.of(SMALL, on_device(0).device)
     out = fresh((1, 4), torch.int64)
-    ngram_ids(constants, on_device([500]), on_device([0, 1], torch.int32), None, out)
+    ngram_ids(constants, FlatBatch(on_device([500]), on_device([0, 1], torch.int32)), out)
     assert (out == -2).all()
 
 

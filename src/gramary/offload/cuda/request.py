@@ -9,9 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from gramary.flat_batch import FlatBatch
 from gramary.offload.cuda.slots import DeviceSlot
 from gramary.offload.cuda.words import behind_fence, is_last_program, store_int64
-from gramary.offload.lanes.batch_tensors import BatchTensors
 from gramary.offload.memory import ring
 from gramary.ops._triton.hash import (
     WRONG_ID,
@@ -75,7 +75,7 @@ def write_request(
     slot: DeviceSlot,
     layer: int,
     constants: HashConstants,
-    batch: BatchTensors,
+    batch: FlatBatch,
     *,
     device_rows: tuple[int, int],
     is_last_layer: bool,
@@ -88,23 +88,22 @@ def write_request(
         slot: the stream's slot.
         layer: which layer's ids.
         constants: the layer's hash constants, on the tokens' device.
-        batch: contiguous tensors there; padding is what lies behind query_start_loc[-1].
+        batch: there; padding is what lies behind query_start_loc[-1].
         device_rows: first row, and one past the last, of the table's device extent.
         is_last_layer: whether the request is complete with this layer.
     """
-    tokens, starts, history = batch
     # An empty batch is a request too: somebody waits for its answer.
-    grid = (max(1, triton.cdiv(tokens.shape[0], _BLOCK_TOKENS)),)
+    grid = (max(1, triton.cdiv(batch.token_ids.shape[0], _BLOCK_TOKENS)),)
     request_kernel[grid](
-        tokens,
-        starts,
-        tokens if history is None else history,
+        batch.token_ids,
+        batch.query_start_loc,
+        batch.token_ids if batch.history is None else batch.history,
         constants.values,
         slot.token_errors[layer],
         slot.ids[layer],
         slot.counter,
         slot.request_programs,
-        *batch_sizes(tokens, starts),
+        *batch_sizes(batch),
         constants.vocab_size,
         constants.eos_token_id,
         slot.ids_address(layer),
@@ -112,7 +111,7 @@ def write_request(
         *device_rows,
         NGRAM=constants.ngram_size,
         HEADS=constants.heads_per_ngram,
-        HAS_HISTORY=history is not None,
+        HAS_HISTORY=batch.history is not None,
         NUM_LAYERS=slot.num_layers if is_last_layer else 0,
         BT=_BLOCK_TOKENS,
         BH=triton.next_power_of_2(constants.num_heads),

@@ -18,6 +18,7 @@ from gramary.errors import (
     SlotsBusyError,
     UnsupportedError,
 )
+from gramary.flat_batch import FlatBatch
 from gramary.offload.cuda.device_spans import DeviceSpans, TimedStreams
 from gramary.offload.cuda.request import write_request
 from gramary.offload.cuda.slots import DeviceSlot, DeviceSlots
@@ -26,7 +27,6 @@ from gramary.offload.cuda.take import settle, take_rows
 from gramary.offload.giving_up.canceling import CanceledClaims, free_slot
 from gramary.offload.giving_up.fetch_error import failed_answer, timed_out
 from gramary.offload.giving_up.watchdog import Watchdog
-from gramary.offload.lanes.batch_tensors import BatchTensors, tensors_for
 from gramary.offload.lanes.consumer import require_slot, state_places
 from gramary.offload.lanes.numbering import Quarantine, stream_is_busy
 from gramary.offload.lanes.sides import Side
@@ -38,7 +38,6 @@ from gramary.offload.ticket import Claim
 from gramary.ops._triton.hash import HashConstants
 from gramary.ops._triton.sticky_error import error_of
 from gramary.ops.extents import Extents
-from gramary.ops.flat_batch import as_in_memory
 from gramary.settings import Settings
 from gramary.table import Table
 from gramary.tiers.device import DeviceTier
@@ -114,7 +113,7 @@ class CudaSide(Side):
             if not is_capturing:
                 self.quarantine.require_free(slot.places)
             asked_ns = time.monotonic_ns()
-            tensors = [self._on_device(tensors_for(batch, table)) for table in self._tables]
+            batches = [self._on_device(batch, table) for table in self._tables]
             # Before it has a slot: one with a slot that is not being queued was asked for.
             claim.is_being_queued, claim.is_captured = True, is_capturing
             claim.slot = slot.places
@@ -123,10 +122,10 @@ class CudaSide(Side):
             begin = self._device_spans.mark()
             self._device_spans.add("wait_tokens", asked_ns, begin, "stream", 0)
             with self._device_spans.span("write_inputs", "stream"):
-                self._write_request(slot, tensors)
+                self._write_request(slot, batches)
             claim.is_being_queued = False
 
-    def _write_request(self, slot: DeviceSlot, tensors: list[BatchTensors]) -> None:
+    def _write_request(self, slot: DeviceSlot, batches: list[FlatBatch]) -> None:
         """Queues the kernels that write a request's ids, and behind them its number."""
         last = len(self._tables) - 1
         for layer, extents in enumerate(self._extents):
@@ -134,7 +133,7 @@ class CudaSide(Side):
                 slot,
                 layer,
                 self._constants[layer],
-                tensors[layer],
+                batches[layer],
                 device_rows=(extents.device_first, extents.device_end),
                 is_last_layer=layer == last,
             )
@@ -295,18 +294,14 @@ class CudaSide(Side):
             self._given[key] = self._slots.stream[len(self._given)]
         return self._given[key]
 
-    def _on_device(self, tensors: BatchTensors) -> BatchTensors:
-        tokens, starts, history = tensors
+    def _on_device(self, batch: Batch, table: Table) -> FlatBatch:
+        tokens = batch.token_ids
         if tokens.device != self._device and self._streams.is_capturing():
             raise UnsupportedError(
                 f"batch: expected tensors on {self._device} while a CUDA graph is captured (its "
                 f"replays would not see host tensors change), got {tokens.device}"
             )
-        return (
-            as_in_memory(tokens.to(self._device)),
-            as_in_memory(starts.to(self._device)),
-            None if history is None else as_in_memory(history.to(self._device)),
-        )
+        return batch.flat(table.spec.history_length).to(self._device)
 
     def _slot_in_turn(self, claim: Claim) -> DeviceSlot:
         """Returns a claim's slot, behind the release of its slot's request before."""

@@ -1,4 +1,4 @@
-"""A batch as a layer's hash takes it: one that fits, its tokens, starts and the history needed."""
+"""What a connector demands of a batch: that it fits its tables, and holds tokens of theirs."""
 
 from __future__ import annotations
 
@@ -8,19 +8,6 @@ from gramary.batch import Batch
 from gramary.errors import ArgumentError, TokenError
 from gramary.offload.memory.ring import RingShape
 from gramary.table import Table
-
-# token_ids, query_start_loc, history.
-BatchTensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
-
-
-def tensors_for(batch: Batch, table: Table) -> BatchTensors:
-    """Returns a batch's tensors, the history narrowed to the table's own."""
-    return batch.token_ids, batch.query_start_loc, narrow(batch.history, table)
-
-
-def narrow(history: torch.Tensor | None, table: Table) -> torch.Tensor | None:
-    """Returns the newest columns of the widest layer's history that a table's hash needs."""
-    return None if history is None else history[:, history.shape[1] - table.spec.history_length :]
 
 
 def require_fit(batch: Batch, shape: RingShape, device: torch.device) -> None:
@@ -64,4 +51,4 @@ def check_tokens(batch: Batch, tables: tuple[Table, ...]) -> None:
         raise TokenError(f"{name}[{index}]: expected 0 to {vocab_size - 1}, got {int(flat[index])}")
 
 
-__all__ = ["BatchTensors", "check_tokens", "narrow", "require_fit", "tensors_for"]
+__all__ = ["check_tokens", "require_fit"]

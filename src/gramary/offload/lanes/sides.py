@@ -10,14 +10,13 @@ import torch
 from gramary.batch import Batch
 from gramary.errors import GramaryError
 from gramary.offload.giving_up.canceling import free_slot
-from gramary.offload.lanes.batch_tensors import tensors_for
 from gramary.offload.lanes.consumer import HostConsumer
 from gramary.offload.lanes.numbering import Quarantine, StreamLane
 from gramary.offload.memory.region import Region
 from gramary.offload.service.base import Service
 from gramary.offload.service.stores import disk_files
 from gramary.offload.ticket import Claim
-from gramary.ops.hash import ngram_ids
+from gramary.ops.hash import row_ids_of
 from gramary.settings import Settings
 from gramary.table import Table
 from gramary.tracing import Span, SpanLog
@@ -130,7 +129,8 @@ class HostSide(Side):
     def request(self, claim: Claim, batch: Batch) -> None:
         """Hashes on this thread and rings; see `Side`."""
         with self._spans.span("wait_tokens", "stream", self._lane.next_number):
-            ids = [ngram_ids(table.spec, *tensors_for(batch, table)) for table in self._tables]
+            specs = [table.spec for table in self._tables]
+            ids = [row_ids_of(spec, batch.flat(spec.history_length)) for spec in specs]
         self._lane.request(claim, ids)
 
     def watch(self, claim: Claim) -> None:

@@ -24,6 +24,7 @@ from gramary.ops._triton.sticky_error import ROW_ID, report_first
 from gramary.ops._triton.tiles import Format, Tile, tile_for
 
 if TYPE_CHECKING:
+    from gramary.flat_batch import FlatBatch
     from gramary.model.codecs import Codec
     from gramary.ops.extents import Extents
 
@@ -99,9 +100,7 @@ def lookup_kernel(
 
 def embed(
     constants: HashConstants,
-    token_ids: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    history: torch.Tensor | None,
+    batch: FlatBatch,
     extents: Extents,
     codec: Codec,
     out: torch.Tensor,
@@ -113,10 +112,7 @@ def embed(
 
     Args:
         constants: of the table, on the tokens' device.
-        token_ids: int32 or int64 [T], contiguous.
-        query_start_loc: int32 [R+1], contiguous; read by the kernel, so that it may change under
-            a captured graph.
-        history: int32 or int64 [R, ngram_size-1], contiguous, oldest first; None is all EOS.
+        batch: on the constants' device.
         extents: where the rows are; rows elsewhere give zeros.
         codec: how they are encoded.
         out: [T, num_heads*row_dim] in bfloat16, float16 or float32, or uint8
@@ -126,7 +122,7 @@ def embed(
         error: int64 [4], sticky (see `gramary.ops._triton.sticky_error`).
         tile: rows and values a program; None chooses by the batch.
     """
-    num_tokens = token_ids.shape[0]
+    num_tokens = batch.token_ids.shape[0]
     if num_tokens == 0:
         return out
     num_rows = num_tokens * constants.num_heads
@@ -135,20 +131,20 @@ def embed(
     # No more rows than a token has heads.
     BR = min(tile.rows, triton.next_power_of_2(constants.num_heads))
     embed_kernel[(num_tokens * triton.cdiv(constants.num_heads, BR),)](
-        token_ids,
-        query_start_loc,
-        token_ids if history is None else history,
+        batch.token_ids,
+        batch.query_start_loc,
+        batch.token_ids if batch.history is None else batch.history,
         constants.values,
         error,
         out.view(form.out_dtype),
-        *batch_sizes(token_ids, query_start_loc),
+        *batch_sizes(batch),
         constants.vocab_size,
         constants.eos_token_id,
         *_extent_arguments(extents),
         form.scale,
         NGRAM=constants.ngram_size,
         HEADS=constants.heads_per_ngram,
-        HAS_HISTORY=history is not None,
+        HAS_HISTORY=batch.history is not None,
         **form.constants(),
         **tile.constants(form) | {"BR": BR},
     )

@@ -21,6 +21,7 @@ import triton.language as tl
 from gramary.ops._triton.sticky_error import HISTORY_TOKEN, TOKEN, report_first
 
 if TYPE_CHECKING:
+    from gramary.flat_batch import FlatBatch
     from gramary.model.hashing import HashSpec
 
 # What the hash writes where no row belongs: nothing is read for a token that is padding; a token
@@ -233,9 +234,7 @@ def ngram_ids_kernel(
 
 def ngram_ids(
     constants: HashConstants,
-    token_ids: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    history: torch.Tensor | None,
+    batch: FlatBatch,
     out: torch.Tensor,
     error: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -243,32 +242,29 @@ def ngram_ids(
 
     Args:
         constants: of the table, on the tokens' device.
-        token_ids: int32 or int64 [T], contiguous.
-        query_start_loc: int32 [R+1], contiguous; read by the kernel, so that it may change under
-            a captured graph.
-        history: int32 or int64 [R, ngram_size-1], contiguous, oldest first; None is all EOS.
+        batch: on the constants' device.
         out: int64 [T, num_heads], contiguous: -1 for tokens beyond query_start_loc[-1], -2 where
             a hashed token lies outside the vocabulary.
         error: int64 [4], sticky (see `gramary.ops._triton.sticky_error`); None reports nothing.
     """
-    num_tokens = token_ids.shape[0]
+    num_tokens = batch.token_ids.shape[0]
     if num_tokens == 0:
         return out
     num_blocks = triton.cdiv(num_tokens, _BLOCK_TOKENS)
     BH = triton.next_power_of_2(constants.num_heads)
     ngram_ids_kernel[(num_blocks,)](
-        token_ids,
-        query_start_loc,
-        token_ids if history is None else history,
+        batch.token_ids,
+        batch.query_start_loc,
+        batch.token_ids if batch.history is None else batch.history,
         constants.values,
         out if error is None else error,
         out,
-        *batch_sizes(token_ids, query_start_loc),
+        *batch_sizes(batch),
         constants.vocab_size,
         constants.eos_token_id,
         NGRAM=constants.ngram_size,
         HEADS=constants.heads_per_ngram,
-        HAS_HISTORY=history is not None,
+        HAS_HISTORY=batch.history is not None,
         HAS_ERROR=error is not None,
         BT=_BLOCK_TOKENS,
         BH=BH,
@@ -276,10 +272,8 @@ def ngram_ids(
     return out
 
 
-def batch_sizes(
-    token_ids: torch.Tensor, query_start_loc: torch.Tensor
-) -> tuple[int, int, int, int]:
+def batch_sizes(batch: FlatBatch) -> tuple[int, int, int, int]:
     """Returns tokens, requests, tokens a request by guess, and steps of a binary search."""
-    num_tokens, num_requests = token_ids.shape[0], query_start_loc.shape[0] - 1
+    num_tokens, num_requests = batch.token_ids.shape[0], batch.query_start_loc.shape[0] - 1
     tokens_per_request = max(1, num_tokens // max(1, num_requests))
     return num_tokens, num_requests, tokens_per_request, max(0, num_requests - 1).bit_length()
