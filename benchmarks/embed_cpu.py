@@ -161,8 +161,8 @@ BENCHMARK = Benchmark(
     name="embed_cpu",
     build=build,
     sources=["csrc/base/*", "csrc/hash/*", "csrc/rows/*", "src/gramary/native/rows.py",
-             "src/gramary/ops/_cpu/*.py", "src/gramary/reading/*.py", "src/gramary/table.py",
-             "benchmarks/embed_cpu.py", "benchmarks/hugging_face.py",
+             "src/gramary/ops/_cpu/*.py", "src/gramary/flat_batch.py", "src/gramary/reading/*.py",
+             "src/gramary/table.py", "benchmarks/embed_cpu.py", "benchmarks/hugging_face.py",
              "benchmarks/table_batch.py", "benchmarks/table_folder.py"],
 )  # fmt: skip
 

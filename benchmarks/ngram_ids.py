@@ -57,7 +57,7 @@ BENCHMARK = Benchmark(
     name="ngram_ids",
     build=build,
     sources=["csrc/base/*", "csrc/hash/*", "src/gramary/native/hash.py", "src/gramary/ops/hash.py",
-             "src/gramary/ops/_cpu/hash.py", "benchmarks/ngram_ids.py",
+             "src/gramary/ops/_cpu/hash.py", "src/gramary/flat_batch.py", "benchmarks/ngram_ids.py",
              "benchmarks/hugging_face.py", "benchmarks/table_batch.py"],
 )  # fmt: skip
 

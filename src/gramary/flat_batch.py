@@ -110,11 +110,11 @@ class FlatBatch:
 
 
 def as_in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor whose numbers lie at its address, one behind the other, as they are.
+    """Returns an integer tensor whose numbers lie at its address, one after another, as they are.
 
     A view that is negated when it is read is copied, as one with gaps is.
     """
-    return tensor.resolve_conj().resolve_neg().contiguous()
+    return tensor.resolve_neg().contiguous()
 
 
 def is_stand_in(tensor: torch.Tensor) -> bool:

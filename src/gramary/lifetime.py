@@ -12,7 +12,7 @@ from typing import Protocol, Self
 
 from gramary.errors import ClosedError
 from gramary.native.gate import LOOK_EVERY_S, Gate
-from gramary.process.events import require_interpreter, tell_of_process
+from gramary.process import events
 
 
 class Closable(Protocol):
@@ -58,7 +58,7 @@ class Lifetime:
         self._ending = threading.RLock()
         self._has_ended = False
         self._closes_first: weakref.WeakSet[Closable] = weakref.WeakSet()
-        tell_of_process(self)
+        events.tell_of_process(self)
 
     @property
     def closed(self) -> bool:
@@ -71,7 +71,9 @@ class Lifetime:
         Raises:
             ClosedError: the interpreter ends, or, on entering the block, closing has begun.
         """
-        require_interpreter()
+        # Asked here first, so that a call costs no other one while the interpreter lives.
+        if events.ender is not None:
+            events.require_interpreter()
         return self._gate.using
 
     def close_first(self, other: Closable) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import threading
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +53,8 @@ class CallCounter:
         """Returns the calls counted, the rows they asked for, and their seconds."""
         return self._totals
 
-    @contextlib.contextmanager
-    def count(self, num_rows: int) -> Iterator[None]:
-        """Counts the block as one call for `num_rows` rows, unless it raises."""
-        started = time.perf_counter()
-        yield
-        seconds = time.perf_counter() - started
+    def add(self, num_rows: int, seconds: float) -> None:
+        """Counts one call that asked for `num_rows` rows."""
         with self._turn:
             calls, rows, total_s = self._totals
             self._totals = (calls + 1, rows + num_rows, total_s + seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from gramary.ops import opaque
 from gramary.ops.result_buffer import refuse_overlap
 from gramary.placement.plan import Placement, require_fitting
 from gramary.reading import compiled
-from gramary.reading.arguments import flat_row_ids, require_device, result_buffer
+from gramary.reading.arguments import flat_row_ids, is_traced, require_device, result_buffer
 from gramary.reading.late import LateReader
 from gramary.settings import Settings, chosen_settings
 from gramary.stats import CallCounter, TableStats, TierStats
@@ -284,7 +285,7 @@ class Table(Closing):
             RowReadError: rows on disk cannot be read.
             LoadError, ClosedError: the table is not loaded, or closed.
         """
-        if compiled.is_watched(row_ids, out):
+        if is_traced(row_ids, out):
             return compiled.lookup(self, row_ids, out, dtype)
         with self._life.using():
             reader = self._reader.get()
@@ -294,8 +295,9 @@ class Table(Closing):
             if out is not None:
                 refuse_overlap(out, row_ids=row_ids)
             if flat_ids.numel():
-                with self._calls.count(flat_ids.numel()):
-                    reader.lookup(flat_ids, result.view(flat_ids.numel(), -1))
+                started = time.perf_counter()
+                reader.lookup(flat_ids, result.view(flat_ids.numel(), -1))
+                self._calls.add(flat_ids.numel(), time.perf_counter() - started)
             return result
 
     def embed(
@@ -327,7 +329,7 @@ class Table(Closing):
                 first. What `out` holds is then undefined.
             ArgumentError, RowReadError, LoadError, ClosedError: as `lookup`.
         """
-        if compiled.is_watched(token_ids, query_start_loc, history, out):
+        if is_traced(token_ids, query_start_loc, history, out):
             # What looks on sees tensors, so they pass one by one.
             tensors = (token_ids, query_start_loc, history)
             return compiled.embed(self, tensors, out, dtype)
@@ -342,8 +344,9 @@ class Table(Closing):
                     out, token_ids=token_ids, query_start_loc=query_start_loc, history=history
                 )
             if token_ids.numel():
-                with self._calls.count(token_ids.numel() * num_heads):
-                    reader.embed(batch, result)
+                started = time.perf_counter()
+                reader.embed(batch, result)
+                self._calls.add(token_ids.numel() * num_heads, time.perf_counter() - started)
             return result
 
     @property

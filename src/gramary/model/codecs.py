@@ -11,6 +11,7 @@ scales one e4m3 number over 16 e2m1 values and one float32 number over the table
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import torch
@@ -60,34 +61,36 @@ class Codec:
         elif self.scale is not None:
             raise ArgumentError(f"scale: {self.name} rows have none, got {self.scale!r}")
 
-    @property
+    @functools.cached_property
     def row_bytes(self) -> int:
         """Bytes of one encoded row."""
         if self.name == "nvfp4":
             return self.row_dim // 2 + self.row_dim // NVFP4_BLOCK
         return self.row_dim * {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}[self.name]
 
-    @property
+    @functools.cached_property
     def default_dtype(self) -> torch.dtype:
         """The dtype rows are decoded to when none is asked for."""
         return PLAIN_DTYPES.get(self.name, torch.bfloat16)
 
-    def output_dtype(self, dtype: torch.dtype | None) -> torch.dtype:
-        """Returns `dtype`, or the default one for None.
+    def output_form(self, dtype: torch.dtype | None) -> tuple[torch.dtype, int]:
+        """Returns `dtype`, or the default one for None, and the elements that one row has in it.
+
+        They are `row_bytes` for uint8, else `row_dim`.
 
         Raises:
             ArgumentError: rows cannot be given in `dtype`.
         """
         if dtype is None:
-            return self.default_dtype
-        if dtype not in OUTPUT_DTYPES:
+            dtype = self.default_dtype
+        elif dtype not in OUTPUT_DTYPES:
             names = ", ".join(str(each) for each in OUTPUT_DTYPES)
             raise ArgumentError(f"dtype: expected one of {names}, got {dtype}")
-        return dtype
+        return dtype, self.row_bytes if dtype == torch.uint8 else self.row_dim
 
     def output_width(self, dtype: torch.dtype | None) -> int:
-        """Returns the elements one row has in `dtype`: `row_bytes` for uint8, else `row_dim`."""
-        return self.row_bytes if self.output_dtype(dtype) == torch.uint8 else self.row_dim
+        """Returns the elements that one row has in `dtype`, as `output_form`."""
+        return self.output_form(dtype)[1]
 
 
 def _check_scale(name: str, scale: float | None) -> None:
@@ -118,7 +121,7 @@ def decode_rows_ref(
     Raises:
         ArgumentError: `encoded` is not uint8 of `row_bytes` columns, or `dtype` is not supported.
     """
-    dtype = codec.output_dtype(dtype)
+    dtype, _ = codec.output_form(dtype)
     _check_encoded("encoded", encoded, codec.row_bytes)
     if dtype == torch.uint8:
         return encoded

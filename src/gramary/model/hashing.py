@@ -10,6 +10,7 @@ Source: `Qwen4ExpTextNGramEmbedding` of Hugging Face transformers 5.24
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from typing import Any
 
@@ -123,7 +124,7 @@ class HashSpec:
                 layer_id=layer_ids[ple_index],
             )
 
-    @property
+    @functools.cached_property
     def num_heads(self) -> int:
         """Rows of one token."""
         return (self.ngram_size - 1) * self.heads_per_ngram
@@ -133,7 +134,7 @@ class HashSpec:
         """Elements of one token's concatenated rows."""
         return self.num_heads * self.row_dim
 
-    @property
+    @functools.cached_property
     def history_length(self) -> int:
         """Tokens before the current one that take part in its hash."""
         return self.ngram_size - 1
@@ -143,7 +144,7 @@ class HashSpec:
         """Rows that a token can hash to."""
         return self.offsets[-1] + self.sizes[-1]
 
-    @property
+    @functools.cached_property
     def num_rows(self) -> int:
         """Rows of the table, padding included."""
         return -(-self.num_hashed_rows // self.rows_multiple) * self.rows_multiple

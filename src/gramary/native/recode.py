@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from gramary.native.rows import row_codec
-from gramary.native.tensors import require_contiguous
+from gramary.native.rows import require_contiguous, row_codec
 
 
 class Encoding(NamedTuple):

@@ -17,7 +17,6 @@ import torch
 from gramary.flat_batch import FlatBatch
 from gramary.native import _core
 from gramary.native.hash import BatchFault, NgramHasher, fault_of
-from gramary.native.tensors import require_contiguous
 
 _ENCODINGS = {"bf16": 0, "fp16": 1, "fp32": 2, "fp8": 3, "nvfp4": 4}
 _OUTPUTS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.uint8: 3}
@@ -155,11 +154,9 @@ def decode(
     codec = row_codec(codec_name, row_dim, scale)
     require_contiguous(encoded, torch.uint8)
     count = encoded.numel() // codec.row_bytes
-    if positions is None:
-        output = _check_out(codec, row_dim, count, out)
-    else:
+    output = _check_out(codec, row_dim, count if positions is None else None, out)
+    if positions is not None:
         require_contiguous(positions, torch.int64)
-        output = _check_out(codec, row_dim, out.numel() // _width(codec, row_dim, out), out)
         if positions.numel() != count:
             raise AssertionError((positions.shape, encoded.shape))
     address = 0 if positions is None else positions.data_ptr()
@@ -202,15 +199,22 @@ def row_codec(name: str, row_dim: int, scale: float | None) -> _core.RowCodec:
     return _core.RowCodec(_ENCODINGS[name], row_dim, 1.0 if scale is None else scale)
 
 
-def _width(codec: _core.RowCodec, row_dim: int, out: torch.Tensor) -> int:
-    return codec.row_bytes if out.dtype == torch.uint8 else row_dim
+def require_contiguous(tensor: torch.Tensor, *dtypes: torch.dtype) -> None:
+    """Raises AssertionError unless a tensor is contiguous, on the CPU and of one of the dtypes.
+
+    Only a bug of ours gets here: what callers pass is checked at the operations' boundary.
+    """
+    is_readable = tensor.is_cpu and tensor.is_contiguous()
+    if not is_readable or tensor.dtype not in dtypes:
+        raise AssertionError((tensor.dtype, tensor.device, tensor.shape, tensor.stride()))
 
 
-def _check_out(codec: _core.RowCodec, row_dim: int, count: int, out: torch.Tensor) -> int:
-    """Returns the core's number for the dtype of a result buffer that has room for all rows."""
-    require_contiguous(out, out.dtype)
-    if out.numel() != count * _width(codec, row_dim, out):
-        raise AssertionError((out.shape, count, row_dim))
+def _check_out(codec: _core.RowCodec, row_dim: int, count: int | None, out: torch.Tensor) -> int:
+    """Returns the core's number for the dtype of a result buffer of so many rows; None is any."""
+    width = codec.row_bytes if out.dtype == torch.uint8 else row_dim
+    size = out.numel() // width * width if count is None else count * width
+    if not out.is_cpu or not out.is_contiguous() or out.numel() != size:
+        raise AssertionError((out.dtype, out.device, out.shape, out.stride(), count, row_dim))
     return _OUTPUTS[out.dtype]
 
 
@@ -224,4 +228,5 @@ __all__ = [
     "first_wrong_row_id",
     "gather",
     "lookup",
+    "require_contiguous",
 ]

@@ -39,8 +39,8 @@ class ProcessListener(Protocol):
 LAST_CALL_S = 1.0
 
 _listeners: weakref.WeakSet[ProcessListener] = weakref.WeakSet()
-# The thread that ends the interpreter, once it does.
-_ender: int | None = None
+# The thread that ends the interpreter, once it does; written here alone.
+ender: int | None = None
 
 
 def tell_of_process(listener: ProcessListener) -> None:
@@ -50,13 +50,13 @@ def tell_of_process(listener: ProcessListener) -> None:
 
 def require_interpreter() -> None:
     """Raises ClosedError in every thread but the one that ends the interpreter, once it does."""
-    if _ender is not None and _ender != threading.get_ident():
+    if ender is not None and ender != threading.get_ident():
         raise ClosedError("the interpreter ends: daemon threads are not served any more")
 
 
 def _tell_of_end() -> None:
-    global _ender
-    _ender = threading.get_ident()
+    global ender
+    ender = threading.get_ident()
     deadline = time.monotonic() + LAST_CALL_S
     for listener in list(_listeners):
         try:

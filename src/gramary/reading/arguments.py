@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import torch
+from torch._C import _len_torch_dispatch_stack
 
 from gramary.errors import ArgumentError, RowIdError
-from gramary.flat_batch import as_in_memory, require_plain
+from gramary.flat_batch import as_in_memory, is_stand_in, require_plain
 from gramary.model.codecs import Codec, describe
 from gramary.native.rows import first_wrong_row_id
 from gramary.ops.result_buffer import check_out, require_in_memory
 
 _ID_DTYPES = (torch.int32, torch.int64)
+
+
+def is_traced(*tensors: torch.Tensor | None) -> bool:
+    """Returns whether a compiler, a mode or an argument has to see a call as an operation.
+
+    A mode is a tracer, a fake mode or a counter; such an argument is a tensor that answers
+    operations itself.
+    """
+    if torch.compiler.is_compiling() or _len_torch_dispatch_stack() > 0:
+        return True
+    for tensor in tensors:
+        # None and torch's own class, the usual ones, cost no call.
+        if tensor is None or type(tensor) is torch.Tensor:
+            continue
+        if isinstance(tensor, torch.Tensor) and is_stand_in(tensor):
+            return True
+    return False
 
 
 def flat_row_ids(row_ids: torch.Tensor) -> torch.Tensor:
@@ -25,8 +43,11 @@ def flat_row_ids(row_ids: torch.Tensor) -> torch.Tensor:
         raise ArgumentError(
             f"row_ids: expected dense int32 or int64, got {describe(row_ids)}, {row_ids.layout}"
         )
-    require_plain("row_ids", row_ids)
-    return as_in_memory(row_ids.reshape(-1))
+    if type(row_ids) is not torch.Tensor:
+        require_plain("row_ids", row_ids)
+    flat_ids = row_ids.reshape(-1)
+    is_in_memory = flat_ids.is_contiguous() and not flat_ids.is_neg()
+    return flat_ids if is_in_memory else as_in_memory(flat_ids)
 
 
 def require_row_ids(row_ids: torch.Tensor, num_rows: int) -> None:
@@ -62,7 +83,9 @@ def result_buffer(
         ArgumentError: as it does, or `out` is a stand-in for a tensor, or negated when it is read.
     """
     result = fitting_buffer(codec, shape, rows_across, device, out, dtype)
-    require_in_memory(result)
+    # A new buffer is a stand-in only where a mode makes every new tensor one.
+    if out is not None or type(result) is not torch.Tensor:
+        require_in_memory(result)
     return result
 
 
@@ -89,8 +112,8 @@ def fitting_buffer(
     """
     if dtype is None and isinstance(out, torch.Tensor):
         dtype = out.dtype
-    dtype = codec.output_dtype(dtype)
-    shape = (*shape, rows_across * codec.output_width(dtype))
+    dtype, width = codec.output_form(dtype)
+    shape = (*shape, rows_across * width)
     if out is None:
         return torch.empty(shape, dtype=dtype, device=device)
     check_out(out, shape, dtype, device)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-from torch._C import _len_torch_dispatch_stack
 
-from gramary.flat_batch import is_stand_in
 from gramary.model.codecs import Codec
 from gramary.model.hashing import HashSpec
 from gramary.ops import opaque
@@ -23,25 +21,12 @@ class HandledTable(Protocol):
     handle: int
 
 
-def is_watched(*tensors: torch.Tensor | None) -> bool:
-    """Returns whether somebody looks at operations, and must see a lookup as one of them.
-
-    That is a compiler, a dispatch mode (a tracer, a fake mode, a counter), or a tensor that
-    answers operations itself.
-    """
-    return (
-        torch.compiler.is_compiling()
-        or _len_torch_dispatch_stack() > 0
-        or any(isinstance(tensor, torch.Tensor) and is_stand_in(tensor) for tensor in tensors)
-    )
-
-
 def lookup(
     table: HandledTable, row_ids: torch.Tensor, out: torch.Tensor | None, dtype: torch.dtype | None
 ) -> torch.Tensor:
     """Returns `Table.lookup` of the same arguments, by an opaque operation."""
     if out is None and row_ids.device == table.device:
-        width, dtype = table.codec.output_width(dtype), table.codec.output_dtype(dtype)
+        dtype, width = table.codec.output_form(dtype)
         rows: torch.Tensor = opaque.lookup(table.handle, row_ids, width, dtype)
         return rows
     result = fitting_buffer(table.codec, row_ids.shape, 1, table.device, out, dtype)
@@ -58,7 +43,7 @@ def embed(
     """Returns `Table.embed` of (token_ids, query_start_loc, history), by an opaque operation."""
     token_ids, num_heads = batch[0], table.spec.num_heads
     if out is None and token_ids.device == table.device:
-        width, dtype = table.codec.output_width(dtype), table.codec.output_dtype(dtype)
+        dtype, width = table.codec.output_form(dtype)
         rows: torch.Tensor = opaque.embed(table.handle, *batch, num_heads * width, dtype)
         return rows
     result = fitting_buffer(table.codec, token_ids.shape, num_heads, table.device, out, dtype)

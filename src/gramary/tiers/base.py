@@ -10,6 +10,7 @@ Row numbers are the table's own, never relative to the extent. A tier of no rows
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Mapping
 
 import torch
@@ -45,7 +46,7 @@ class Tier(abc.ABC, ProcessBound):
         self.num_rows = num_rows
         self.row_bytes = row_bytes
 
-    @property
+    @functools.cached_property
     def end_row(self) -> int:
         """One past the last row held."""
         return self.first_row + self.num_rows
