@@ -17,10 +17,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,9 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import gramary
-from benchmarks import harness, machine
+from benchmarks import harness
 from benchmarks.disk_files import drop_cache, fill_cache, write_random_file
 from benchmarks.harness import Benchmark, MeasuredCase
+from benchmarks.package_process import PackageProcess
 
 NUM_COLD_ROWS = 131_072
 NUM_WARM_ROWS = (16, 256)
@@ -65,52 +63,6 @@ class Plan:
 SMOKE = Plan(num_pairs=1, num_cold=1, num_warm=1, num_cold_rows=8192, pause_s=0.0)
 
 
-class Process:
-    """A process that reads with one package.
-
-    Args:
-        package: the folder that holds `gramary`.
-        table: the table's file.
-
-    Raises:
-        FileNotFoundError: the folder holds no built package.
-    """
-
-    def __init__(self, package: Path, table: Path) -> None:
-        if not list((package / "gramary" / "native").glob("_core*.so")):
-            raise FileNotFoundError(f"{package}: expected a folder with a built gramary in it")
-        paths = os.pathsep.join(map(str, (package, machine.ROOT)))
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.core_side", str(table)],
-            env=dict(os.environ, PYTHONPATH=paths, PYTHONSAFEPATH="1"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._package = package
-
-    def describe(self) -> dict[str, Any]:
-        """Returns the facts of its core, once it is sure that it is this package's."""
-        facts: dict[str, Any] = self.ask("describe")
-        assert Path(facts["package"]).samefile(self._package / "gramary"), facts
-        return facts
-
-    def ask(self, method: str, *arguments: object) -> Any:
-        """Returns what a method of `core_side.Side` returns."""
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
-        self._child.stdin.write(json.dumps([method, *arguments]) + "\n")
-        self._child.stdin.flush()
-        answer = self._child.stdout.readline()
-        if not answer:
-            raise RuntimeError(f"a process ended with code {self._child.wait()}: {method}")
-        return json.loads(answer)
-
-    def close(self) -> None:
-        """Ends the process."""
-        self._child.communicate()
-
-
 Samples = dict[str, list[float]]
 
 
@@ -138,7 +90,7 @@ class Comparison:
             with contextlib.ExitStack() as stack:
                 sides = {}
                 for name, package in self._packages.items():
-                    sides[name] = Process(package, Path(self._table))
+                    sides[name] = PackageProcess(package, "benchmarks.core_side", self._table)
                     stack.callback(sides[name].close)
                 # Both start side by side.
                 self.facts = {name: side.describe() for name, side in sides.items()}
@@ -147,7 +99,7 @@ class Comparison:
                 fill_cache(self._table)
                 self._take_warm(sides)
 
-    def _check(self, sides: dict[str, Process], num_rows: int) -> None:
+    def _check(self, sides: dict[str, PackageProcess], num_rows: int) -> None:
         found = {}
         for name, side in sides.items():
             for is_bare in (False, True):
@@ -157,7 +109,7 @@ class Comparison:
                 found[name, is_bare] = side.ask("digest", num_rows, is_bare)
         assert len(set(found.values())) == 1, f"{num_rows} rows differ: {found}"
 
-    def _take_cold(self, sides: dict[str, Process]) -> None:
+    def _take_cold(self, sides: dict[str, PackageProcess]) -> None:
         for _ in range(self.plan.num_cold):
             for name, is_bare, samples in self._in_turns(self.cold):
                 drop_cache(self._table)
@@ -165,7 +117,7 @@ class Comparison:
                 taken = sides[name].ask("time_cold", self.plan.num_cold_rows, is_bare)
                 samples.append(round(taken, 1))
 
-    def _take_warm(self, sides: dict[str, Process]) -> None:
+    def _take_warm(self, sides: dict[str, PackageProcess]) -> None:
         for num_rows in NUM_WARM_ROWS:
             self._check(sides, num_rows)
             for _ in range(self.plan.num_warm):
@@ -236,7 +188,7 @@ BENCHMARK = Benchmark(
     name="uring_core",
     build=build,
     sources=("benchmarks/uring_core.py", "benchmarks/core_side.py", "benchmarks/disk_files.py",
-             "csrc/disk/*", "src/gramary/native/disk.py"),
+             "benchmarks/package_process.py", "csrc/disk/*", "src/gramary/native/disk.py"),
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from benchmarks import disk, harness, pack, uring_core
+from benchmarks.package_process import PackageProcess
 from benchmarks.disk_files import (
     byte_offsets,
     describe_table,
@@ -83,7 +84,7 @@ def test_two_packages_are_compared_in_processes_that_take_turns(tmp_path) -> Non
         assert case.parameters["earlier_core_sha256"] == case.parameters["this_core_sha256"]
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
     with pytest.raises(FileNotFoundError, match="expected a folder with a built gramary"):
-        uring_core.Process(tmp_path, tmp_path / "table.bin")
+        PackageProcess(tmp_path, "benchmarks.core_side", str(tmp_path / "table.bin"))
 
 
 def test_the_receipt_holds_every_word_of_the_command(tmp_path, monkeypatch) -> None:
