@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from benchmarks import disk, harness, pack, uring_core
-from benchmarks.package_process import PackageProcess
 from benchmarks.disk_files import (
     byte_offsets,
     describe_table,
@@ -14,6 +13,7 @@ from benchmarks.disk_files import (
     main,
     write_random_file,
 )
+from benchmarks.package_process import PackageProcess
 from benchmarks.receipts import schema as receipts
 from gramary.files.pack import build_pack, open_pack
 from gramary.files.stream import read_rows
