@@ -9,8 +9,8 @@ CEILINGS = {
     "lookup, host": (14, 8),
     "embed, host": (19, 9),
     "embed, host+disk": (31, 12),
-    "request+wait, host lane": (114, 19),
-    "request+wait, stream lane": (124, 23),
+    "request+wait, host lane": (110, 19),
+    "request+wait, stream lane": (117, 22),
 }
 
 

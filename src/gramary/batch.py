@@ -128,7 +128,7 @@ class Batch:
     @property
     def is_on_host(self) -> bool:
         """True where the tokens lie in host memory."""
-        return self.token_ids.device.type == "cpu"
+        return self.token_ids.is_cpu
 
     def flat(self, history_length: int) -> FlatBatch:
         """Returns the tensors as a table's hash takes them, as they are now.
@@ -147,22 +147,19 @@ class Batch:
         A prompt-only batch has every request inside its prefill, no drafts, no padding and its
         tokens at hand on the host; its rows may be requested before the forward before it ran.
         """
-        if not self.is_on_host:
+        if not self.token_ids.is_cpu:
             return "device tokens"
         if self.num_padding:
             return "padding"
-        if self._any_draft():
-            return "drafts"
+        if self.num_drafts is not None:
+            counts = torch.as_tensor(self.num_drafts, device="cpu")
+            if bool((counts > 0).any()):
+                return "drafts"
         if self.is_prefill is None:
             return "prefill unknown"
         if not bool(torch.as_tensor(self.is_prefill, device="cpu").all()):
             return "decode"
         return None
-
-    def _any_draft(self) -> bool:
-        return self.num_drafts is not None and bool(
-            (torch.as_tensor(self.num_drafts, device="cpu") > 0).any()
-        )
 
     def check_tensors(self) -> None:
         """Raises as the constructor does, for what its tensors hold now; waits for no device."""
@@ -173,7 +170,7 @@ class Batch:
             raise ArgumentError("query_start_loc: expected shape [R+1], got [0]")
         if self.history is not None:
             self._check_history(self.history)
-        if self.is_on_host:
+        if tokens.is_cpu:
             self._check_bounds()
 
     def _check_history(self, history: torch.Tensor) -> None:
@@ -190,10 +187,11 @@ class Batch:
             raise ArgumentError(
                 f"query_start_loc: expected to begin with 0 and never fall, got {starts.tolist()}"
             )
-        if int(starts[-1]) + self.num_padding != self.num_tokens:
+        num_tokens = self.token_ids.numel()
+        if int(starts[-1]) + self.num_padding != num_tokens:
             raise ArgumentError(
                 f"query_start_loc and num_padding: expected query_start_loc[-1] + num_padding to "
-                f"be the {self.num_tokens} tokens, got {int(starts[-1])} + {self.num_padding}"
+                f"be the {num_tokens} tokens, got {int(starts[-1])} + {self.num_padding}"
             )
 
 

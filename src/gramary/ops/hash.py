@@ -67,7 +67,8 @@ def row_ids_of(spec: HashSpec, batch: FlatBatch, out: torch.Tensor | None = None
         shape = (batch.token_ids.numel(), spec.num_heads)
         out = torch.empty(shape, dtype=torch.int64, device=device)
         # It is a stand-in where a mode makes every new tensor one.
-        require_in_memory(out)
+        if type(out) is not torch.Tensor:
+            require_in_memory(out)
     if device.type == "cpu":
         cpu_backend.ngram_ids(spec, batch, out)
     elif device.type == "cuda":
