@@ -157,6 +157,18 @@ def test_every_way_gives_the_same_rows(
         reader.check()
 
 
+def test_a_batch_on_the_host_may_have_gaps(folder: Path) -> None:
+    encoded, codec = encoded_table(SPEC, "fp8")
+    batch = random_batch(SPEC, [3, 0, 2])
+    expected = expected_embedding(SPEC, codec, encoded, batch, None, (0, NUM_ROWS))
+    gapped = [torch.stack((tensor, tensor), -1)[..., 0] for tensor in batch]
+    tiers = tiers_of({"host": (0, NUM_ROWS)}, encoded, codec, folder)
+    with reader_of(tiers, codec) as reader:
+        out = poisoned(tuple(expected.shape), torch.bfloat16)
+        reader._uploader.embed(FlatBatch.checked(SPEC.history_length, *gapped), out)
+        assert same_bits(out, expected)
+
+
 @pytest.mark.parametrize("codec_name", ["fp32", "fp8", "nvfp4"])
 def test_every_codec_passes_the_staging(codec_name: str, folder: Path, monkeypatch: Any) -> None:
     encoded, codec = encoded_table(SPEC, codec_name)
