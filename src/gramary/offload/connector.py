@@ -25,7 +25,7 @@ from gramary.arguments import require_integer, require_type
 from gramary.batch import Batch
 from gramary.errors import ArgumentError, ClosedError, GramaryError, RowFetchError
 from gramary.lifetime import Closing
-from gramary.offload.lanes.batch_tensors import check_tokens, require_fit, tensors_for
+from gramary.offload.lanes.batch_tensors import require_fit, tensors_for
 from gramary.offload.lanes.numbering import HostLane
 from gramary.offload.memory.ring import RingShape
 from gramary.offload.parts import Parts
@@ -141,7 +141,8 @@ class Connector(Closing, ProcessBound):
             self._region, self._service, tables, settings, self._spans
         )
         self._side.start()
-        self._host_lane = HostLane(self._region, self._side.quarantine, self._spans)
+        vocab_size = min(table.spec.vocab_size for table in tables)
+        self._host_lane = HostLane(self._region, vocab_size, self._side.quarantine, self._spans)
 
     def request(self, batch: Batch) -> Ticket:
         """Asks for the rows of a batch and returns at once; host tensors are copied.
@@ -183,7 +184,6 @@ class Connector(Closing, ProcessBound):
     def _ask(self, claim: Claim, batch: Batch) -> None:
         """Asks for a batch's rows in the lane of its claim."""
         if claim.lane == "host":
-            check_tokens(batch, self._tables)
             self._host_lane.request(claim, batch)
             self._side.watch(claim)
         elif claim.lane == "stream":

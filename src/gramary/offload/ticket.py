@@ -8,7 +8,7 @@ import weakref
 from typing import ClassVar
 
 from gramary.batch import Batch
-from gramary.offload.memory.ring import SlotPlaces
+from gramary.native.ring import SlotPlaces, StatePlaces
 from gramary.process.bound import ProcessBound
 
 
@@ -28,6 +28,7 @@ class Claim:
         number: the request's number in its lane (and slot), from 1; 0 without a lane, and where a
             GPU counts by itself.
         slot: where the rows arrive; None without a lane, or before one was taken.
+        states: where its state words lie; None where `slot` is.
         requested_at: when, on the monotonic clock in seconds.
         settled: layers of which nothing more is to come: "" where the answer is there, else why
             it was given up.
@@ -50,6 +51,7 @@ class Claim:
     num_requests: int
     number: int = 0
     slot: SlotPlaces | None = None
+    states: StatePlaces | None = None
     requested_at: float = dataclasses.field(default_factory=time.monotonic)
     settled: dict[int, str] = dataclasses.field(default_factory=dict)
     giving_up: set[int] = dataclasses.field(default_factory=set)

@@ -18,6 +18,7 @@ from gramary.errors import (
     SlotsBusyError,
     UnsupportedError,
 )
+from gramary.native.ring import Failure, failure_of
 from gramary.offload.cuda.device_spans import DeviceSpans, TimedStreams
 from gramary.offload.cuda.request import write_request
 from gramary.offload.cuda.slots import DeviceSlot, DeviceSlots
@@ -27,11 +28,10 @@ from gramary.offload.giving_up.canceling import CanceledClaims, free_slot
 from gramary.offload.giving_up.fetch_error import failed_answer, timed_out
 from gramary.offload.giving_up.watchdog import Watchdog
 from gramary.offload.lanes.batch_tensors import BatchTensors, tensors_for
-from gramary.offload.lanes.consumer import require_slot, state_places
+from gramary.offload.lanes.consumer import require_slot, require_states
 from gramary.offload.lanes.numbering import Quarantine, stream_is_busy
 from gramary.offload.lanes.sides import Side
 from gramary.offload.memory.region import Region
-from gramary.offload.memory.ring import Failure, InputPlaces, SlotPlaces
 from gramary.offload.service.base import Service
 from gramary.offload.service.stores import disk_files
 from gramary.offload.ticket import Claim
@@ -117,7 +117,7 @@ class CudaSide(Side):
             tensors = [self._on_device(tensors_for(batch, table)) for table in self._tables]
             # Before it has a slot: one with a slot that is not being queued was asked for.
             claim.is_being_queued, claim.is_captured = True, is_capturing
-            claim.slot = slot.places
+            claim.slot = claim.states = slot.places
             self._holders[slot] = claim
             # In stream order: the batch's tokens are there when the kernel begins.
             begin = self._device_spans.mark()
@@ -212,7 +212,7 @@ class CudaSide(Side):
         number = self._quiet_number(claim)
         for layer in range(len(self._tables)):
             slot = require_slot(claim)
-            is_pending = self._region.is_requested(self._state_places(claim), number, layer)
+            is_pending = self._region.is_requested(require_states(claim), number, layer)
             # The rows stay where they are until the slot's next request, which is still to come.
             if layer not in claim.awaited and not is_pending:
                 self._region.raise_ready(slot, layer, number)
@@ -248,9 +248,6 @@ class CudaSide(Side):
             return claim.number
         # The device counts. One that was never written there is an older request, and released.
         return self._region.slot_number(require_slot(claim))
-
-    def _state_places(self, claim: Claim) -> SlotPlaces | InputPlaces:
-        return state_places(self._region, claim)
 
     def settle(self) -> None:
         """Frees slots of canceled host-lane claims."""
@@ -340,7 +337,7 @@ class CudaSide(Side):
             name = "stream lane" if slot.is_stream else "host lane"
             name = f"request {number} of the {name}"
             if failure != Failure.NONE and answered == number:
-                answer = (number, Failure(failure), errno, file, offset)
+                answer = (number, failure_of(failure), errno, file, offset)
                 errors.append(failed_answer(name, layer, answer, self._files[layer]))
             elif not self.watchdog.was_given_up(slot.places, number):
                 errors.append(timed_out(name, layer, self._timeout_s, "no answer came"))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from gramary.offload.memory import ring
+from gramary.native.ring import RingFields, SlotPlaces
 from gramary.offload.memory.region import Region
-from gramary.offload.memory.ring import SlotPlaces
 
 # A slot's failure record, int64 each: 1 if there is one, the request's number, layer, then the
 # answer's number, failure, errno, file and offset.
@@ -66,7 +65,7 @@ class DeviceSlot:
     @property
     def released_address(self) -> int:
         """Where it sees the released number."""
-        return self.header_address + ring.RELEASED
+        return self.header_address + RingFields.RELEASED
 
     def answer_address(self, layer: int) -> int:
         """Where it sees a layer's answer."""
@@ -74,18 +73,18 @@ class DeviceSlot:
 
     def ready_address(self, layer: int) -> int:
         """Where it sees a layer's flag."""
-        return self.answer_address(layer) + ring.READY
+        return self.answer_address(layer) + RingFields.READY
 
     def progress_address(self, layer: int) -> int:
         """Where it sees a layer's progress."""
-        return self.answer_address(layer) + ring.ANSWER_PROGRESS
+        return self.answer_address(layer) + RingFields.ANSWER_PROGRESS
 
     def state_address(self, layer: int, number: int) -> int:
         """Where it sees a layer's state word: in a stream's slot, or with a request's inputs."""
         if self.is_stream:
-            return self.header_address + ring.SLOT_STATES + 8 * layer
+            return self.header_address + RingFields.SLOT_STATES + 8 * layer
         places = self._region.ring.input(number)
-        return self._region.device_address + places.header + ring.INPUT_STATES + 8 * layer
+        return self._region.device_address + places.header + RingFields.INPUT_STATES + 8 * layer
 
     def ids_address(self, layer: int) -> int:
         """Where it sees the ids that the service sees."""

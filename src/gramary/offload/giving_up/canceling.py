@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from gramary.offload.lanes.consumer import require_slot, state_places, was_asked
+from gramary.offload.lanes.consumer import require_slot, require_states
 from gramary.offload.memory.region import Region
 from gramary.offload.ticket import Claim
 
@@ -60,11 +60,10 @@ def free_slot(region: Region, claim: Claim, timeout_s: float) -> None:
         claim: with a slot and a number.
         timeout_s: how long the flag of a published answer may take.
     """
-    slot = require_slot(claim)
-    if not was_asked(region, claim) or region.released(slot) >= claim.number:
+    slot, places = require_slot(claim), require_states(claim)
+    if not region.was_asked(places, claim.number) or region.released(slot) >= claim.number:
         return
-    places = state_places(region, claim)
-    for layer in range(region.ring.shape.num_layers):
+    for layer in range(region.num_layers):
         if layer in claim.settled:
             continue
         is_again = layer in claim.giving_up
@@ -81,9 +80,7 @@ def free_slot(region: Region, claim: Claim, timeout_s: float) -> None:
         may_be_ours = is_again and region.is_abandoned(places, claim.number, layer)
         region.wait_ready(slot, layer, GRACE_S if may_be_ours or claim.is_torn else timeout_s)
         claim.settled[layer] = ""
-    for layer in range(region.ring.shape.num_layers):
-        region.clear_ready(slot, layer)
-    region.release(slot, claim.number)
+    region.free_slot(slot, claim.number)
 
 
 __all__ = ["CanceledClaims", "free_slot"]

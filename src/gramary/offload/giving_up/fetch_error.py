@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from gramary.errors import FetchTimeoutError, RowFetchError
-from gramary.offload.memory.ring import Failure
+from gramary.native.ring import Failure
 from gramary.offload.ticket import Claim
 
 # The largest number that the kernel returns as an error.

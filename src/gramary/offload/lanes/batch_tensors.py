@@ -42,26 +42,12 @@ def require_fit(batch: Batch, shape: RingShape, device: torch.device) -> None:
         )
 
 
-def check_tokens(batch: Batch, tables: tuple[Table, ...]) -> None:
-    """Raises TokenError for the first token outside the smallest vocabulary.
-
-    The history of a request without tokens may hold anything: it is part of no hash.
-    """
-    vocab_size = min(table.spec.vocab_size for table in tables)
-    for name, tokens in (("token_ids", batch.token_ids), ("history", batch.history)):
-        if tokens is None or not tokens.numel():
-            continue
-        low, high = torch.aminmax(tokens)
-        if low >= 0 and high < vocab_size:
-            continue
-        is_wrong = (tokens < 0) | (tokens >= vocab_size)
-        if name == "history":
-            is_wrong &= (batch.query_start_loc.diff() > 0).unsqueeze(1)
-        flat, is_wrong = tokens.reshape(-1), is_wrong.flatten()
-        if not is_wrong.any():
-            continue
-        index = int(is_wrong.to(torch.uint8).argmax())
-        raise TokenError(f"{name}[{index}]: expected 0 to {vocab_size - 1}, got {int(flat[index])}")
+def raise_wrong_token(batch: Batch, name: str, index: int, vocab_size: int) -> None:
+    """Raises TokenError for a token outside the vocabulary: its argument, and its index there."""
+    tokens = batch.token_ids if name == "token_ids" else batch.history
+    assert tokens is not None
+    value = int(tokens.reshape(-1)[index])
+    raise TokenError(f"{name}[{index}]: expected 0 to {vocab_size - 1}, got {value}")
 
 
-__all__ = ["BatchTensors", "check_tokens", "narrow", "require_fit", "tensors_for"]
+__all__ = ["BatchTensors", "narrow", "raise_wrong_token", "require_fit", "tensors_for"]

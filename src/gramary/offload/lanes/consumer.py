@@ -9,11 +9,11 @@ import torch
 
 from gramary.errors import RowFetchError
 from gramary.model.codecs import Codec
+from gramary.native.ring import SlotPlaces, StatePlaces
 from gramary.native.rows import decode
 from gramary.offload.giving_up.fetch_error import failed_answer, no_answer, timed_out
 from gramary.offload.lanes.numbering import Quarantine
 from gramary.offload.memory.region import Region
-from gramary.offload.memory.ring import Failure, InputPlaces, SlotPlaces
 from gramary.offload.service.base import Service
 from gramary.offload.ticket import Claim
 from gramary.tracing import SpanLog
@@ -81,8 +81,8 @@ class HostConsumer:
         """Decodes an answer's rows, or returns why there are none."""
         if why := claim.settled[layer]:
             return timed_out(claim, layer, self._timeout_s, why)
-        answer = self._region.answer(slot, layer)
-        if answer[0] != claim.number or answer[1] is not Failure.NONE:
+        if not self._region.has_rows(slot, layer, claim.number):
+            answer = self._region.answer(slot, layer)
             return failed_answer(claim, layer, answer, self._files[layer])
         rows = self._region.rows(slot, layer, claim.num_tokens)
         codec = self._codecs[layer]
@@ -104,7 +104,7 @@ class HostConsumer:
                 break
         # Before the request is given up: locked for nothing, the slot is free once it is answered.
         self._quarantine.add(slot, claim.number)
-        places = state_places(self._region, claim)
+        places = require_states(claim)
         is_given_up = self._region.abandon(places, claim.number, layer)
         if is_given_up or self._region.is_abandoned(places, claim.number, layer):
             claim.settled[layer] = why_dead or no_answer(self._timeout_s)
@@ -114,15 +114,10 @@ class HostConsumer:
         claim.settled[layer] = ""
 
 
-def state_places(region: Region, claim: Claim) -> SlotPlaces | InputPlaces:
-    """Returns where a claim's state words lie: with its inputs, or in its slot."""
-    return region.ring.input(claim.number) if claim.lane == "host" else require_slot(claim)
-
-
-def was_asked(region: Region, claim: Claim) -> bool:
-    """Returns whether the service was told of a claim's request."""
-    newest = region.announced() if claim.lane == "host" else region.slot_number(require_slot(claim))
-    return 0 < claim.number <= newest
+def require_states(claim: Claim) -> StatePlaces:
+    """Returns where the state words of a claim lie that has a slot; callers see to that."""
+    assert claim.states is not None, claim
+    return claim.states
 
 
 def require_slot(claim: Claim) -> SlotPlaces:
@@ -136,4 +131,4 @@ def poison(out: torch.Tensor) -> None:
     out.fill_(0xFF if out.dtype == torch.uint8 else float("nan"))
 
 
-__all__ = ["HostConsumer", "poison", "require_slot", "state_places", "was_asked"]
+__all__ = ["HostConsumer", "poison", "require_slot", "require_states"]

@@ -13,9 +13,11 @@ import torch
 
 from gramary.batch import Batch
 from gramary.errors import FetchTimeoutError, SlotsBusyError
+from gramary.native.ring import SlotPlaces
+from gramary.offload.lanes.batch_tensors import raise_wrong_token
 from gramary.offload.memory.region import Region
-from gramary.offload.memory.ring import SlotPlaces
 from gramary.offload.ticket import Claim
+from gramary.ops.flat_batch import as_in_memory
 from gramary.tracing import SpanLog
 
 
@@ -62,8 +64,11 @@ TAKE_BACK_S = 0.1
 class HostLane:
     """Requests of prompt-only batches, from host tensors, ahead of the forward they belong to."""
 
-    def __init__(self, region: Region, quarantine: Quarantine, spans: SpanLog) -> None:
+    def __init__(
+        self, region: Region, vocab_size: int, quarantine: Quarantine, spans: SpanLog
+    ) -> None:
         self._region = region
+        self._vocab_size = vocab_size
         self._quarantine = quarantine
         self._spans = spans
         # The newest claim on each slot; one that is released holds it no more.
@@ -101,12 +106,24 @@ class HostLane:
                 f"the service still copies the inputs of request {oldest}, which lie where these "
                 "would: ask again"
             )
-        claim.number, claim.slot = number, slot
+        claim.number, claim.slot, claim.states = number, slot, ring.input(number)
         self._holders[slot] = claim
         with self._spans.span("write_inputs", "host", number):
-            self._region.write_inputs(number, batch.token_ids, batch.query_start_loc, batch.history)
+            wrong = self._write(number, batch)
+            if wrong is not None:
+                raise_wrong_token(batch, *wrong, self._vocab_size)
             self._region.announce(number)
         self._newest = number
+
+    def _write(self, number: int, batch: Batch) -> tuple[str, int] | None:
+        history = None if batch.history is None else as_in_memory(batch.history)
+        return self._region.write_inputs(
+            number,
+            as_in_memory(batch.token_ids),
+            as_in_memory(batch.query_start_loc),
+            history,
+            self._vocab_size,
+        )
 
     def _why_busy(self, holder: Claim) -> str:
         num_slots = len(self._region.ring.host_slots)
@@ -150,10 +167,12 @@ class StreamLane:
         if self._holder is not None and not self._holder.is_released:
             raise SlotsBusyError(stream_is_busy(self._holder))
         self._quarantine.require_free(self._slot)
-        claim.number, claim.slot = self.next_number, self._slot
+        claim.number, claim.slot, claim.states = self.next_number, self._slot, self._slot
         self._holder = claim
         with self._spans.span("write_inputs", "stream", claim.number):
-            self._region.fill_slot(self._slot, claim.number, ids)
+            for layer, layer_ids in enumerate(ids):
+                self._region.ids(self._slot, layer, claim.num_tokens).copy_(layer_ids)
+            self._region.request_slot(self._slot, claim.number, claim.num_tokens)
             self._region.ring_slot(self._slot, claim.number)
         self._newest = claim.number
 
