@@ -81,7 +81,11 @@ class Rig:
         prompt = torch.randint(vocab_size, (num_tokens,), generator=self.generator)
         batch = Batch.from_prompts(self.table.spec, [prompt], [0], [num_tokens])
         region.write_inputs(
-            number, batch.token_ids, batch.query_start_loc, batch.history, vocab_size
+            number,
+            batch.token_ids,
+            batch.query_start_loc,
+            batch.history,
+            vocab_size,
         )
         began = time.perf_counter_ns()
         region.announce(number)

@@ -135,10 +135,10 @@ void bind_layout(nb::module_& m) {
 }
 
 // What a batch lacks to be written: nothing, or a wrong token's argument and index.
-nb::object write_inputs(EngineView& self, const InputPlaces& inputs, std::uint64_t number,
-                        std::int64_t vocab_size, std::uintptr_t tokens, bool tokens_are_64,
-                        std::int64_t num_tokens, std::uintptr_t starts, std::int64_t num_requests,
-                        std::uintptr_t history, bool history_is_64) {
+nb::object write_inputs(EngineView& self, std::uint64_t number, std::int64_t vocab_size,
+                        std::uintptr_t tokens, bool tokens_are_64, std::int64_t num_tokens,
+                        std::uintptr_t starts, std::int64_t num_requests, std::uintptr_t history,
+                        bool history_is_64) {
     const FlatBatch batch{{reinterpret_cast<const void*>(tokens), tokens_are_64},
                           num_tokens,
                           reinterpret_cast<const std::int32_t*>(starts),
@@ -147,7 +147,7 @@ nb::object write_inputs(EngineView& self, const InputPlaces& inputs, std::uint64
     std::optional<EngineView::WrongToken> wrong;
     {
         const Unlocked unlocked;
-        wrong = self.write_inputs(inputs, number, batch, vocab_size);
+        wrong = self.write_inputs(number, batch, vocab_size);
     }
     if (!wrong) return nb::none();
     return nb::make_tuple(wrong->is_history ? "history" : "token_ids", wrong->index);
@@ -179,7 +179,7 @@ void bind_engine_view(nb::module_& m) {
         .def("write_checked", &write_inputs)
         .def("announce", &EngineView::announce)
         .def("announced", &EngineView::announced)
-        .def("take_inputs_back", &EngineView::take_back, Released())
+        .def("take_back", &EngineView::take_back, Released())
         .def("request_slot", &EngineView::request_slot)
         .def("ring_slot", &EngineView::ring_slot)
         .def("slot_number", &EngineView::slot_number)
@@ -188,6 +188,8 @@ void bind_engine_view(nb::module_& m) {
         .def("abandon", &EngineView::abandon)
         .def("is_in", &EngineView::is_in)
         .def("is_settled", &EngineView::is_settled)
+        .def("ids_address", &EngineView::ids_address)
+        .def("rows_address", &EngineView::rows_address)
         .def("wait_ready", &EngineView::wait_ready, Released())
         .def("raise_ready", &EngineView::raise_ready)
         .def("clear_ready", &EngineView::clear_ready)

@@ -33,40 +33,39 @@ std::int64_t copy_checked(const IntegerArray& from, std::int64_t begin, std::int
 
 }  // namespace
 
-std::optional<EngineView::WrongToken> EngineView::write_inputs(const InputPlaces& inputs,
-                                                               std::uint64_t number,
+std::optional<EngineView::WrongToken> EngineView::write_inputs(std::uint64_t number,
                                                                const FlatBatch& batch,
                                                                std::int64_t vocab_size) {
     if (batch.num_tokens < 0 || batch.num_tokens > region_.max_tokens || batch.num_requests < 0 ||
         batch.num_requests > region_.max_requests) {
         throw std::invalid_argument("a batch beyond the region's sizes");
     }
-    const std::int64_t wrong = copy_checked(batch.token_ids, 0, batch.num_tokens, vocab_size,
-                                            at_place<std::int64_t>(base_, inputs.tokens));
+    const Input& input = region_.input(number);
+    const std::int64_t wrong =
+        copy_checked(batch.token_ids, 0, batch.num_tokens, vocab_size, input.tokens);
     if (wrong < batch.num_tokens) return WrongToken{false, wrong};
-    std::copy_n(batch.starts, batch.num_requests + 1, at_place<std::int32_t>(base_, inputs.starts));
+    std::copy_n(batch.starts, batch.num_requests + 1, input.starts);
     const bool has_history = batch.history.data != nullptr;
     const std::int64_t width = region_.history_length;
-    auto* const history = at_place<std::int64_t>(base_, inputs.history);
     for (std::int64_t r = 0; has_history && r < batch.num_requests; ++r) {
         const std::int64_t found =
-            copy_checked(batch.history, r * width, width, vocab_size, history + r * width);
+            copy_checked(batch.history, r * width, width, vocab_size, input.history + r * width);
         if (found < width && batch.starts[r] < batch.starts[r + 1]) {
             return WrongToken{true, r * width + found};
         }
     }
-    auto& header = *at_place<InputHeader>(base_, inputs.header);
+    InputHeader& header = *input.header;
     store_release(header.num_tokens, batch.num_tokens);
     store_release(header.num_requests, batch.num_requests);
     store_release(header.has_history, std::int64_t{has_history});
     store_release(header.number, number);
-    mark_requested(inputs, number);
+    mark_requested(header.states, number);
     store_release(header.claim, state_of(number, Phase::requested));
     return std::nullopt;
 }
 
-bool EngineView::take_back(const InputPlaces& inputs, std::uint64_t number, double timeout_s) {
-    std::uint64_t& claim = at_place<InputHeader>(base_, inputs.header)->claim;
+bool EngineView::take_back(std::uint64_t number, double timeout_s) {
+    std::uint64_t& claim = region_.input(number).header->claim;
     if (swap_state(claim, state_of(number, Phase::requested), state_of(number, Phase::abandoned))) {
         return true;
     }
@@ -77,7 +76,7 @@ bool EngineView::take_back(const InputPlaces& inputs, std::uint64_t number, doub
 void EngineView::request_slot(const SlotPlaces& slot, std::uint64_t number,
                               std::int64_t num_tokens) {
     store_release(header(slot).num_tokens, num_tokens);
-    mark_requested(slot, number);
+    mark_requested(header(slot).states, number);
 }
 
 bool EngineView::wait_ready(const SlotPlaces& slot, std::size_t layer, double timeout_s) const {
@@ -95,9 +94,9 @@ std::uint64_t& EngineView::state(const StatePlaces& places, std::size_t layer) c
     return at_place<std::uint64_t>(base_, places.states)[layer];
 }
 
-void EngineView::mark_requested(const StatePlaces& places, std::uint64_t number) {
+void EngineView::mark_requested(std::uint64_t* states, std::uint64_t number) noexcept {
     for (std::size_t layer = 0; layer < num_layers_; ++layer) {
-        store_release(state(places, layer), state_of(number, Phase::requested));
+        store_release(states[layer], state_of(number, Phase::requested));
     }
 }
 

@@ -27,8 +27,8 @@ class EngineView {
     // Copies a request's inputs and marks each layer as requested, unless a token is wrong. The
     // history of a request without tokens may hold anything. Throws std::invalid_argument for a
     // batch that does not fit.
-    std::optional<WrongToken> write_inputs(const InputPlaces& inputs, std::uint64_t number,
-                                           const FlatBatch& batch, std::int64_t vocab_size);
+    std::optional<WrongToken> write_inputs(std::uint64_t number, const FlatBatch& batch,
+                                           std::int64_t vocab_size);
     // Tells the service of the newest request: the doorbell.
     void announce(std::uint64_t number) noexcept {
         store_release(region_.header->host_number, number);
@@ -36,7 +36,7 @@ class EngineView {
     std::uint64_t announced() const noexcept { return load_acquire(region_.header->host_number); }
     // Takes the inputs of a request back whose slot was released; waits while the service copies
     // them. False after the time-out.
-    bool take_back(const InputPlaces& inputs, std::uint64_t number, double timeout_s);
+    bool take_back(std::uint64_t number, double timeout_s);
 
     // Stream lane.
 
@@ -74,6 +74,13 @@ class EngineView {
     }
 
     // Answers and slots.
+
+    std::uintptr_t ids_address(const SlotPlaces& slot, std::size_t layer) const {
+        return base_ + slot.ids.at(layer);
+    }
+    std::uintptr_t rows_address(const SlotPlaces& slot, std::size_t layer) const {
+        return base_ + slot.rows.at(layer);
+    }
 
     bool wait_ready(const SlotPlaces& slot, std::size_t layer, double timeout_s) const;
     // Ends a layer's progress and raises its flag; for whoever gave the request up.
@@ -125,7 +132,7 @@ class EngineView {
     }
     // Throws std::out_of_range for a layer that there is not.
     std::uint64_t& state(const StatePlaces& places, std::size_t layer) const;
-    void mark_requested(const StatePlaces& places, std::uint64_t number);
+    void mark_requested(std::uint64_t* states, std::uint64_t number) noexcept;
 
     std::uintptr_t base_;
     std::size_t num_layers_;

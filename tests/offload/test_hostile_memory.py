@@ -37,10 +37,12 @@ from gramary.native.offload import load_u64, store_u32, store_u64
 from gramary.native.ring import Failure, Phase, RingFields, failure_of, state_of
 from gramary.offload import RowServer
 from gramary.offload.giving_up.fetch_error import failed_answer
-from gramary.offload.lanes.numbering import HostLane, Quarantine
+from gramary.offload.giving_up.quarantine import Quarantine
+from gramary.offload.lanes.direct import DirectLane
+from gramary.offload.lanes.host_lane import HostRequests
+from gramary.offload.lanes.lane import Claim
 from gramary.offload.memory.region import Region
 from gramary.offload.setup import ring_shape
-from gramary.offload.ticket import Claim
 from gramary.offload.worker import channel
 from gramary.offload.worker.description import describe
 from gramary.tracing import SpanLog
@@ -187,13 +189,13 @@ def test_kind_20_inputs_given_up_while_our_own_threads_hash_them(
     assert "given up\n" in by_threads.stdout, by_threads.stderr[-2000:]
 
 
-def make_lane(table: Table) -> tuple[Region, HostLane]:
+def make_lane(table: Table) -> tuple[Region, HostRequests]:
     region = Region(ring_shape([table], 16, num_slots=1))
-    return region, HostLane(region, VOCAB_SIZE, Quarantine(region), SpanLog("engine"))
+    return region, HostRequests(region, VOCAB_SIZE, Quarantine(region), SpanLog("engine"))
 
 
-def make_request(lane: HostLane, batch: Batch) -> Claim:
-    claim = Claim(lane, "host", batch.num_tokens, batch.num_requests)
+def make_request(lane: HostRequests, batch: Batch) -> Claim:
+    claim = Claim(lane, DirectLane([]), batch.num_tokens, batch.num_requests)
     lane.request(claim, batch)
     return claim
 
@@ -209,7 +211,7 @@ def test_kind_20_inputs_that_the_service_copies_are_not_free(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Released by the engine alone they stay; the request is refused, and comes through later."""
-    monkeypatch.setattr("gramary.offload.lanes.numbering.TAKE_BACK_S", 0.05)
+    monkeypatch.setattr("gramary.offload.lanes.host_lane.TAKE_BACK_S", 0.05)
     region, lane = make_lane(table)
     batch = make_batch(1)
     claim = region.address + region.ring.input(1).header + RingFields.INPUT_CLAIM
@@ -229,7 +231,7 @@ def test_kind_20_inputs_that_the_service_has_not_begun_with_are_taken_back(
 ) -> None:
     """The service passes them over, though a later request's inputs lie there by then."""
     with joined(server, table) as region:
-        lane = HostLane(region, VOCAB_SIZE, Quarantine(region), SpanLog("engine"))
+        lane = HostRequests(region, VOCAB_SIZE, Quarantine(region), SpanLog("engine"))
         os.kill(server.process.pid, 19)
         batch = make_batch(3)
         for number in range(1, NUM_INPUTS + 1):
@@ -280,7 +282,13 @@ def test_kind_20_a_request_that_nobody_waits_for_is_not_gathered_to_its_end(
 def write_host_request(region: Region, number: int, **words: int) -> None:
     """Requests rows of 3 tokens in the host lane, with some words of its inputs changed."""
     batch = make_batch(1, lengths=(2, 1))
-    region.write_inputs(number, batch.token_ids, batch.query_start_loc, batch.history, VOCAB_SIZE)
+    region.write_inputs(
+        number,
+        batch.token_ids,
+        batch.query_start_loc,
+        batch.history,
+        VOCAB_SIZE,
+    )
     header = region.address + region.ring.input(number).header
     for name, value in words.items():
         store_u64(header + getattr(RingFields, name.upper()), value % (1 << 64))
@@ -327,7 +335,13 @@ def test_kind_20_bounds_of_requests_are_checked(
     with joined(server, table) as region:
         slot = region.ring.host_slots[0]
         batch = make_batch(1, lengths=(2, 1))
-        region.write_inputs(1, batch.token_ids, batch.query_start_loc, batch.history, VOCAB_SIZE)
+        region.write_inputs(
+            1,
+            batch.token_ids,
+            batch.query_start_loc,
+            batch.history,
+            VOCAB_SIZE,
+        )
         write_starts(region, *starts)
         region.announce(1)
         assert region.wait_ready(slot, 0, 10)

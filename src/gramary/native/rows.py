@@ -18,8 +18,11 @@ from gramary.native import _core
 from gramary.native.hash import BatchFault, NgramHasher, batch_addresses, fault_of
 from gramary.native.tensors import require_contiguous
 
+RowCodec = _core.RowCodec
+
 _ENCODINGS = {"bf16": 0, "fp16": 1, "fp32": 2, "fp8": 3, "nvfp4": 4}
-_OUTPUTS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.uint8: 3}
+# The core's numbers of what rows are decoded to.
+OUTPUTS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.uint8: 3}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +198,7 @@ def first_wrong_row_id(row_ids: torch.Tensor, num_table_rows: int) -> int | None
 
 
 @functools.lru_cache(maxsize=64)
-def row_codec(name: str, row_dim: int, scale: float | None) -> _core.RowCodec:
+def row_codec(name: str, row_dim: int, scale: float | None) -> RowCodec:
     """Returns the core's codec; one for each name, width and scale."""
     is_scaled = name in ("fp8", "nvfp4")
     if row_dim < 1 or is_scaled != (scale is not None and math.isfinite(scale)):
@@ -205,21 +208,23 @@ def row_codec(name: str, row_dim: int, scale: float | None) -> _core.RowCodec:
     return _core.RowCodec(_ENCODINGS[name], row_dim, 1.0 if scale is None else scale)
 
 
-def _width(codec: _core.RowCodec, row_dim: int, out: torch.Tensor) -> int:
+def _width(codec: RowCodec, row_dim: int, out: torch.Tensor) -> int:
     return codec.row_bytes if out.dtype == torch.uint8 else row_dim
 
 
-def _check_out(codec: _core.RowCodec, row_dim: int, count: int, out: torch.Tensor) -> int:
+def _check_out(codec: RowCodec, row_dim: int, count: int, out: torch.Tensor) -> int:
     """Returns the core's number for the dtype of a result buffer that has room for all rows."""
     require_contiguous(out, out.dtype)
     if out.numel() != count * _width(codec, row_dim, out):
         raise AssertionError((out.shape, count, row_dim))
-    return _OUTPUTS[out.dtype]
+    return OUTPUTS[out.dtype]
 
 
 __all__ = [
     "ANY_ROW_ID",
     "NO_ROWS",
+    "OUTPUTS",
+    "RowCodec",
     "RowExtent",
     "decode",
     "embed",
@@ -227,4 +232,5 @@ __all__ = [
     "first_wrong_row_id",
     "gather",
     "lookup",
+    "row_codec",
 ]

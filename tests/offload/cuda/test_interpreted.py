@@ -317,8 +317,7 @@ def test_host_tensors_are_refused_while_capturing(
 ) -> None:
     with cuda_connector(table, max_tokens=16, settings=PATIENT) as connector:
         streams.capturing = True  # type: ignore[attr-defined]
-        side = connector._side
-        side._device = torch.device("meta")
+        connector._device.device = torch.device("meta")
         with pytest.raises(UnsupportedError, match="captured"):
             connector.request(make_batch(0, prefill=False))
         streams.capturing = False  # type: ignore[attr-defined]
@@ -354,10 +353,10 @@ def test_close_lets_go_of_everything(cuda_connector: Make, table: Table) -> None
     connector.service.native.hold(True)
     ticket = connector.request(make_batch(0))
     connector.request(make_batch(1, prefill=False))
-    side = connector._side
+    device = connector._device
     connector.close()
     connector.close()
-    assert not side.watchdog._thread.is_alive()
+    assert not device.watchdog._thread.is_alive()
     for call in (lambda: connector.wait(ticket), lambda: connector.request(make_batch(2))):
         with pytest.raises(ClosedError):
             call()

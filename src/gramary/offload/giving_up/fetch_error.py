@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gramary.errors import FetchTimeoutError, RowFetchError
 from gramary.native.ring import Failure
-from gramary.offload.ticket import Claim
+from gramary.offload.lanes.lane import Claim
 
 # The largest number that the kernel returns as an error.
 MAX_ERRNO = 4095

@@ -11,11 +11,10 @@ from gramary.errors import FetchTimeoutError, no_threads
 from gramary.native.ring import SlotPlaces, StatePlaces
 from gramary.offload.giving_up.canceling import CanceledClaims
 from gramary.offload.giving_up.fetch_error import timed_out
-from gramary.offload.lanes.consumer import require_slot, require_states
-from gramary.offload.lanes.numbering import Quarantine
+from gramary.offload.giving_up.quarantine import Quarantine
+from gramary.offload.lanes.lane import Claim
 from gramary.offload.memory.region import Region
 from gramary.offload.service.base import Service
-from gramary.offload.ticket import Claim
 
 LOOK_EVERY_S = 0.02
 CLOSING_LOOK_EVERY_S = 0.001
@@ -151,16 +150,16 @@ class Watchdog:
         return [i for i in layers if self._region.is_requested(places, number, i)]
 
     def _is_pending(self, claim: Claim) -> bool:
-        places = require_states(claim)
+        places = claim.held_states
         return not claim.is_canceled and bool(self._layers(places, claim.number))
 
     def _host_request(self, claim: Claim) -> _Watched | None:
         """Returns a claim's request, or None while the service waits for its slot."""
-        slot = require_slot(claim)
+        slot = claim.held_slot
         before = claim.number - len(self._region.ring.host_slots)
         if before > 0 and self._region.released(slot) < before:
             return None
-        return _Watched(require_states(claim), slot, claim.number, str(claim))
+        return _Watched(claim.held_states, slot, claim.number, str(claim))
 
     def _stream_request(self, slot: SlotPlaces) -> _Watched:
         number = self._region.slot_number(slot)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from gramary.native.hash import NgramHasher
 from gramary.native.memory import HostMapping
 from gramary.native.ring import EngineView, Phase, RingFields, SlotPlaces, StatePlaces
+from gramary.native.rows import OUTPUTS, RowCodec
 from gramary.offload.memory.ring import Ring, RingShape
 from gramary.tiers.registration import HostRegistry, Registration
 
@@ -78,29 +80,41 @@ class Region(EngineView):
             None; or, where a token is wrong and nothing is requested, the name of its argument and
             its index there.
         """
-        return self.write_checked(
-            self.ring.input(number),
-            number,
-            vocab_size,
-            token_ids.data_ptr(),
-            token_ids.dtype == torch.int64,
-            token_ids.numel(),
-            query_start_loc.data_ptr(),
-            query_start_loc.numel() - 1,
-            0 if history is None else history.data_ptr(),
-            history is not None and history.dtype == torch.int64,
-        )
+        batch = _addresses(token_ids, query_start_loc, history)
+        return self.write_checked(number, vocab_size, *batch)
 
-    def take_back(self, number: int, timeout_s: float) -> bool:
-        """Takes the inputs of a host-lane request back whose slot was released.
-
-        Waits while the service copies them: no longer than that takes. What it has not begun with
-        it passes over.
+    def write_ids(
+        self,
+        slot: SlotPlaces,
+        layer: int,
+        hasher: NgramHasher,
+        token_ids: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        history: torch.Tensor | None,
+    ) -> int:
+        """Hashes a batch's row ids of one layer into a slot; its tensors as for `write_inputs`.
 
         Returns:
-            Whether the service has let them go; False after the time-out.
+            0, or the code of the first wrong number (`native.hash.fault_of`).
         """
-        return self.take_inputs_back(self.ring.input(number), number, timeout_s)
+        batch = _addresses(token_ids, query_start_loc, history)
+        return hasher.core.ngram_ids(*batch, self.ids_address(slot, layer))
+
+    def copy_rows(
+        self, slot: SlotPlaces, layer: int, num_tokens: int, codec: RowCodec, out: torch.Tensor
+    ) -> None:
+        """Decodes a slot's rows of one layer.
+
+        Args:
+            slot: where they lie.
+            layer: which layer's.
+            num_tokens: tokens of the request.
+            codec: the layer's.
+            out: [num_tokens, heads * width] in an output dtype, contiguous.
+        """
+        num_rows = num_tokens * self.ring.shape.num_heads[layer]
+        address = self.rows_address(slot, layer)
+        codec.decode(address, num_rows, OUTPUTS[out.dtype], 0, out.data_ptr())
 
     def is_requested(self, places: StatePlaces, number: int, layer: int) -> bool:
         """Returns whether a layer of a request is neither answered nor given up."""
@@ -152,6 +166,21 @@ class Region(EngineView):
         for size in shape:
             count *= size
         return self._bytes[place : place + count * dtype.itemsize].view(dtype).view(shape)
+
+
+def _addresses(
+    token_ids: torch.Tensor, query_start_loc: torch.Tensor, history: torch.Tensor | None
+) -> tuple[int, bool, int, int, int, int, bool]:
+    """Returns a batch that was checked at the boundary as the core takes it."""
+    return (
+        token_ids.data_ptr(),
+        token_ids.dtype == torch.int64,
+        token_ids.numel(),
+        query_start_loc.data_ptr(),
+        query_start_loc.numel() - 1,
+        0 if history is None else history.data_ptr(),
+        history is not None and history.dtype == torch.int64,
+    )
 
 
 __all__ = ["Region"]
