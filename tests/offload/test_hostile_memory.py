@@ -507,6 +507,18 @@ def test_kind_20_a_region_without_room_for_inputs_is_refused(
     require_served(server, table)
 
 
+def test_kind_20_a_region_longer_than_its_memory_is_refused_before_it_is_laid_out(
+    server: RowServer, table: Table
+) -> None:
+    """A trillion entries would take the worker's memory, and every rank's service with it."""
+    with contextlib.closing(Region(ring_shape([table], 16, 1))) as region:
+        description, descriptors = describe(region, [table], SETTINGS)
+        description["region"]["num_bytes"] = 1 << 50
+        description["shape"]["num_inputs"] = 1 << 40
+        assert "longer than its file" in refusal(server, description, descriptors)
+    require_served(server, table)
+
+
 def refusal(server: RowServer, description: dict[str, Any], descriptors: list[int]) -> str:
     """Returns why the worker refuses an engine with such a description."""
     described = channel.memory_file("test", json.dumps(description).encode())

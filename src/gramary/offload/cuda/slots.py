@@ -27,6 +27,7 @@ class DeviceSlot:
         request_programs, take_programs, verdicts: int64 words on the device, the latter two one a
             layer.
         device: the device of the rows.
+        header_address, released_address: where it sees the slot's header, and the released number.
         ids: a stream's slot: int64 [max_tokens * heads] on the device for each layer.
         is_stream: whether it is a stream's slot.
     """
@@ -43,6 +44,12 @@ class DeviceSlot:
         self._region = region
         self.device = device
         self.places = places
+        base = region.device_address
+        self.header_address = base + places.header
+        self.released_address = self.header_address + RingFields.RELEASED
+        self._answers = [base + place for place in places.answers]
+        self._shown_ids = [base + place for place in places.ids]
+        self._rows = [base + place for place in places.rows]
         self.failure = failure
         self.is_stream = token_errors is not None
         self.num_layers = shape.num_layers
@@ -57,19 +64,9 @@ class DeviceSlot:
             for heads in shape.num_heads
         )  # fmt: skip
 
-    @property
-    def header_address(self) -> int:
-        """Where the device sees the slot's header."""
-        return self._region.device_address + self.places.header
-
-    @property
-    def released_address(self) -> int:
-        """Where it sees the released number."""
-        return self.header_address + RingFields.RELEASED
-
     def answer_address(self, layer: int) -> int:
         """Where it sees a layer's answer."""
-        return self._region.device_address + self.places.answers[layer]
+        return self._answers[layer]
 
     def ready_address(self, layer: int) -> int:
         """Where it sees a layer's flag."""
@@ -81,14 +78,12 @@ class DeviceSlot:
 
     def state_address(self, layer: int, number: int) -> int:
         """Where it sees a layer's state word: in a stream's slot, or with a request's inputs."""
-        if self.is_stream:
-            return self.header_address + RingFields.SLOT_STATES + 8 * layer
-        places = self._region.ring.input(number)
-        return self._region.device_address + places.header + RingFields.INPUT_STATES + 8 * layer
+        places = self.places if self.is_stream else self._region.ring.input(number)
+        return self._region.device_address + places.states + 8 * layer
 
     def ids_address(self, layer: int) -> int:
         """Where it sees the ids that the service sees."""
-        return self._region.device_address + self.places.ids[layer]
+        return self._shown_ids[layer]
 
     def known_ids_address(self, layer: int) -> int:
         """Where the consumer finds the ids: on the device for a stream's slot, else in the slot."""
@@ -96,7 +91,7 @@ class DeviceSlot:
 
     def rows_address(self, layer: int) -> int:
         """Where it sees a layer's rows."""
-        return self._region.device_address + self.places.rows[layer]
+        return self._rows[layer]
 
     def rows(self, layer: int, num_rows: int) -> torch.Tensor:
         """Returns a layer's rows: uint8 [num_rows, row_bytes], in place."""

@@ -49,7 +49,7 @@ class DeviceStreamLane(DeviceLane):
             holder = self._holders.get(slot)
             if holder is not None and not holder.is_released:
                 raise SlotsBusyError(why_busy(holder))
-            if not is_capturing:
+            if slot.places in device.quarantine.slots and not is_capturing:
                 device.quarantine.require_free(slot.places)
             asked_ns = time.monotonic_ns()
             tensors = [self._on_device(tensors_for(batch, table)) for table in device.tables]

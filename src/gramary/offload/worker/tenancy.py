@@ -56,9 +56,10 @@ class Tenancy:
         self._service: RowService | None = None
         self._index = 0
         settings = Settings(**description["settings"])
-        layout = ring_from(description)
         try:
+            # First, which finds the file to be as long as is said: a layout takes memory for it.
             region = self._map(**description["region"], is_region=True)
+            layout = ring_from(description)
             if not layout.has_header(region.address):
                 raise RowFetchError("description: the first descriptor is of no region")
             stores = tuple(self._open(layer, settings) for layer in description["layers"])
