@@ -40,8 +40,8 @@ class TimedWaits:
     """A connector's streams, with events around every wait for a word."""
 
     def __init__(self, connector: Connector) -> None:
-        self._streams = connector._side._streams  # type: ignore[attr-defined]
-        connector._side._streams = self  # type: ignore[attr-defined]
+        self._streams = connector._device.streams  # type: ignore[attr-defined]
+        connector._device.streams = self  # type: ignore[attr-defined]
         self.events: list[Pair] = []
 
     def wait(self, address: int, value: int) -> None:

@@ -65,7 +65,8 @@ class Rig:
         region, slot = self.region, self.region.ring.stream_slots[0]
         number = next(self.numbers["stream"])
         ids = torch.randint(self.table.spec.num_rows, (num_tokens, HEADS), generator=self.generator)
-        region.fill_slot(slot, number, [ids])
+        region.ids(slot, 0, num_tokens).copy_(ids)
+        region.request_slot(slot, number, num_tokens)
         header, ready = region.address + slot.header, region.ready_address(slot, 0)
         nanoseconds = time_answer(header, ready, number)
         if number % 64 == 1:
@@ -79,7 +80,13 @@ class Rig:
         vocab_size = self.table.spec.vocab_size
         prompt = torch.randint(vocab_size, (num_tokens,), generator=self.generator)
         batch = Batch.from_prompts(self.table.spec, [prompt], [0], [num_tokens])
-        region.write_inputs(number, batch.token_ids, batch.query_start_loc, batch.history)
+        region.write_inputs(
+            number,
+            batch.token_ids,
+            batch.query_start_loc,
+            batch.history,
+            vocab_size,
+        )
         began = time.perf_counter_ns()
         region.announce(number)
         if not region.wait_ready(slot, 0, 10):

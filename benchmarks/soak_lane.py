@@ -292,9 +292,10 @@ class Asker:
         """Settles everything, then takes every slot once more and frees it."""
         while self.pending:
             self.settle_any()
+        router, lanes = self.connector._router, self.connector._lanes
         for is_prefill, count in ((True, self.num_slots), (False, 1)):
             batch = self.random_batch(is_prefill=is_prefill)
-            if is_prefill and self.connector._router.route(batch).lane == "stream":
+            if is_prefill and router.choose(batch, lanes)[0] is lanes.stream:
                 continue
             for _ in range(count):
                 while not self.try_request(batch):

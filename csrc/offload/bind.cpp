@@ -4,93 +4,104 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <chrono>
 #include <memory>
-#include <thread>
 #include <tuple>
 
 #include "base/unlocked.hpp"
 #include "memory/hold_capsule.hpp"
+#include "offload/layout.hpp"
 #include "offload/row_service.hpp"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace gramary::offload {
 namespace {
-
-using Words = std::vector<std::int64_t>;
-
-template <class T>
-T* at(std::uintptr_t base, std::int64_t offset) {
-    return reinterpret_cast<T*>(base + static_cast<std::uintptr_t>(offset));
-}
 
 template <class T>
 T& word(std::uintptr_t address) {
     return *reinterpret_cast<T*>(address);
 }
 
-// A slot's places: its header, then answer, ids and rows of each layer.
-std::vector<Slot> slots_from(std::uintptr_t base, const std::vector<Words>& places) {
-    std::vector<Slot> slots;
-    for (const Words& place : places) {
-        Slot slot{at<SlotHeader>(base, place.at(0)), {}};
-        for (std::size_t i = 1; i < place.size(); i += 3) {
-            slot.layers.push_back({at<Answer>(base, place.at(i)),
-                                   at<std::int64_t>(base, place.at(i + 1)),
-                                   at<std::uint8_t>(base, place.at(i + 2))});
+// What the service needs of one layer's table.
+struct StoreArguments {
+    std::int64_t vocab_size;
+    std::int64_t eos_token_id;
+    std::vector<std::int64_t> multipliers;
+    std::vector<std::int64_t> sizes;
+    std::vector<std::int64_t> offsets;
+    std::int64_t num_rows;
+    std::int64_t row_bytes;
+    RowExtent host;
+    LayerStore::DiskExtent disk;
+    bool is_sent_on;
+    std::vector<Hold> holds;
+
+    LayerStore store() const {
+        const NgramHasher hasher(vocab_size, eos_token_id, multipliers, sizes, offsets);
+        return LayerStore(hasher, num_rows, row_bytes, host, disk, is_sent_on);
+    }
+};
+
+// A region to serve.
+struct TenantArguments {
+    std::uintptr_t base;
+    RegionLayout layout;
+    std::vector<StoreArguments> stores;
+    Hold hold;
+
+    std::vector<LayerStore> made_stores() const {
+        std::vector<LayerStore> made;
+        for (const StoreArguments& each : stores) made.push_back(each.store());
+        return made;
+    }
+    std::vector<Hold> all_holds() const {
+        std::vector<Hold> holds{hold};
+        for (const StoreArguments& each : stores) {
+            holds.insert(holds.end(), each.holds.begin(), each.holds.end());
         }
-        slots.push_back(std::move(slot));
+        return holds;
     }
-    return slots;
+};
+
+// Where an extent begins, its first row, and how many.
+using Extent = std::tuple<std::uintptr_t, std::int64_t, std::int64_t>;
+
+void make_store_arguments(StoreArguments* self, std::int64_t vocab_size, std::int64_t eos_token_id,
+                          std::vector<std::int64_t> multipliers, std::vector<std::int64_t> sizes,
+                          std::vector<std::int64_t> offsets, std::int64_t num_rows,
+                          std::int64_t row_bytes, const Extent& host, const Extent& disk,
+                          bool is_sent_on, const std::vector<nb::capsule>& holds) {
+    std::vector<Hold> held;
+    for (const nb::capsule& capsule : holds) held.push_back(hold_of(capsule));
+    new (self) StoreArguments{
+        .vocab_size = vocab_size,
+        .eos_token_id = eos_token_id,
+        .multipliers = std::move(multipliers),
+        .sizes = std::move(sizes),
+        .offsets = std::move(offsets),
+        .num_rows = num_rows,
+        .row_bytes = row_bytes,
+        .host = {reinterpret_cast<const std::uint8_t*>(std::get<0>(host)), std::get<1>(host),
+                 std::get<2>(host)},
+        .disk = {reinterpret_cast<DiskReader*>(std::get<0>(disk)), std::get<1>(disk),
+                 std::get<2>(disk)},
+        .is_sent_on = is_sent_on,
+        .holds = std::move(held),
+    };
 }
 
-// A layer's hash constants, then its extents, then whether a device reads its results.
-LayerStore store_from(const Words& numbers, const Words& multipliers, const Words& sizes,
-                      const Words& offsets) {
-    const NgramHasher hasher(numbers.at(0), numbers.at(1), multipliers, sizes, offsets);
-    return LayerStore(hasher, numbers.at(2), numbers.at(3),
-                      {at<const std::uint8_t>(0, numbers.at(4)), numbers.at(5), numbers.at(6)},
-                      {at<DiskReader>(0, numbers.at(7)), numbers.at(8), numbers.at(9)},
-                      numbers.at(10) != 0);
-}
-
-// Numbers, multipliers, sizes and offsets of a layer.
-using LayerArguments = std::tuple<Words, Words, Words, Words>;
-// Host slots, stream slots, inputs, and the sizes of a region.
-using Places = std::tuple<std::vector<Words>, std::vector<Words>, std::vector<Words>, Words>;
-// The region's address, its places, the layers, and what all that lies in.
-using TenantArguments =
-    std::tuple<std::uintptr_t, Places, std::vector<LayerArguments>, std::vector<nb::capsule>>;
-
-Region region_from(std::uintptr_t base, const Places& places) {
-    const auto& [host_slots, stream_slots, inputs, sizes] = places;
-    Region region{at<RegionHeader>(base, 0),
-                  slots_from(base, host_slots),
-                  slots_from(base, stream_slots),
-                  {},
-                  sizes.at(0),
-                  sizes.at(1),
-                  sizes.at(2)};
-    for (const Words& place : inputs) {
-        region.inputs.push_back(
-            {at<InputHeader>(base, place.at(0)), at<std::int64_t>(base, place.at(1)),
-             at<std::int64_t>(base, place.at(2)), at<std::int32_t>(base, place.at(3))});
-    }
-    return region;
+void make_tenant_arguments(TenantArguments* self, std::uintptr_t base, const RegionLayout& layout,
+                           std::vector<StoreArguments> stores, const nb::capsule& hold) {
+    new (self) TenantArguments{
+        .base = base, .layout = layout, .stores = std::move(stores), .hold = hold_of(hold)};
 }
 
 void make_service(RowService* self, const std::vector<TenantArguments>& arguments,
                   const std::string& poll, int num_threads) {
     std::list<Tenant> tenants;
-    for (const auto& [base, places, layers, holds] : arguments) {
-        std::vector<LayerStore> stores;
-        for (const auto& [numbers, multipliers, sizes, offsets] : layers) {
-            stores.push_back(store_from(numbers, multipliers, sizes, offsets));
-        }
-        std::vector<Hold> held;
-        for (const nb::capsule& capsule : holds) held.push_back(hold_of(capsule));
-        tenants.emplace_back(region_from(base, places), std::move(stores), std::move(held));
+    for (const TenantArguments& each : arguments) {
+        tenants.emplace_back(each.layout.at(each.base), each.made_stores(), each.all_holds());
     }
     new (self) RowService(std::move(tenants), ServiceOptions{Waiter::kind_of(poll), num_threads});
 }
@@ -102,32 +113,6 @@ nb::list spans_of(RowService& self) {
                                     span.begin_ns, span.end_ns));
     }
     return spans;
-}
-
-// Waits until a word becomes nonzero, spinning shortly, then sleeping; false after the time-out.
-bool wait_word(std::uintptr_t address, double timeout_s) {
-    const auto begin = std::chrono::steady_clock::now();
-    const auto& flag = word<std::uint32_t>(address);
-    Waiter waiter(Waiter::Kind::adaptive);
-    while (!load_acquire(flag)) {
-        const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
-        if (waited.count() > timeout_s) return false;
-        waiter.idle();
-    }
-    return true;
-}
-
-// Waits while a word has a value; false after the time-out.
-bool wait_while(std::uintptr_t address, std::uint64_t value, double timeout_s) {
-    const auto begin = std::chrono::steady_clock::now();
-    const auto& shared = word<std::uint64_t>(address);
-    Waiter waiter(Waiter::Kind::adaptive);
-    while (load_acquire(shared) == value) {
-        const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
-        if (waited.count() > timeout_s) return false;
-        waiter.idle();
-    }
-    return true;
 }
 
 // Rings by writing a request's number and waits for the flag, which it lowers and releases: the
@@ -155,6 +140,14 @@ namespace gramary {
 void bind_offload(nb::module_& m) {
     using namespace offload;
     using Released = nb::call_guard<Unlocked>;
+    bind_region(m);
+    nb::class_<StoreArguments>(m, "StoreArguments")
+        .def("__init__", &make_store_arguments, nb::kw_only(), "vocab_size"_a, "eos_token_id"_a,
+             "multipliers"_a, "sizes"_a, "offsets"_a, "num_rows"_a, "row_bytes"_a, "host"_a,
+             "disk"_a, "is_sent_on"_a, "holds"_a);
+    nb::class_<TenantArguments>(m, "TenantArguments")
+        .def("__init__", &make_tenant_arguments, nb::kw_only(), "base"_a, "layout"_a, "stores"_a,
+             "hold"_a);
     nb::class_<RowService>(m, "RowService")
         .def("__init__", &make_service)
         .def("start", &RowService::start, Released())
@@ -170,8 +163,6 @@ void bind_offload(nb::module_& m) {
                 std::int64_t fail_every, std::uint64_t seed) {
                  self.script().set({min_delay_us, max_delay_us, fail_every, seed});
              });
-    m.def("wait_word", &wait_word, Released());
-    m.def("wait_while", &wait_while, Released());
     m.def("time_answer", &time_answer, Released());
     m.def("load_u32", [](std::uintptr_t p) { return load_acquire(word<std::uint32_t>(p)); });
     m.def("load_u64", [](std::uintptr_t p) { return load_acquire(word<std::uint64_t>(p)); });
@@ -183,44 +174,6 @@ void bind_offload(nb::module_& m) {
     m.def("store_u64", [](std::uintptr_t p, std::uint64_t value) {
         store_release(word<std::uint64_t>(p), value);
     });
-    m.def("swap_u64", [](std::uintptr_t p, std::uint64_t from, std::uint64_t to) {
-        return swap_state(word<std::uint64_t>(p), from, to);
-    });
-    // Compared with src/gramary/offload/memory/ring.py by a test.
-    nb::dict layout;
-    layout["magic"] = kMagic;
-    layout["version"] = kVersion;
-    layout["max_layers"] = kMaxLayers;
-    layout["parts"] = kParts;
-    layout["num_phases"] = state_of(1, Phase::idle);
-    layout["region_header"] = sizeof(RegionHeader);
-    layout["host_number"] = offsetof(RegionHeader, host_number);
-    layout["stop"] = offsetof(RegionHeader, stop);
-    layout["service_state"] = offsetof(RegionHeader, service_state);
-    layout["service_pid"] = offsetof(RegionHeader, service_pid);
-    layout["counters"] = offsetof(RegionHeader, counters);
-    layout["slot_header"] = sizeof(SlotHeader);
-    layout["slot_number"] = offsetof(SlotHeader, number);
-    layout["slot_num_tokens"] = offsetof(SlotHeader, num_tokens);
-    layout["released"] = offsetof(SlotHeader, released);
-    layout["done"] = offsetof(SlotHeader, done);
-    layout["slot_states"] = offsetof(SlotHeader, states);
-    layout["input_header"] = sizeof(InputHeader);
-    layout["input_number"] = offsetof(InputHeader, number);
-    layout["input_num_tokens"] = offsetof(InputHeader, num_tokens);
-    layout["input_num_requests"] = offsetof(InputHeader, num_requests);
-    layout["input_has_history"] = offsetof(InputHeader, has_history);
-    layout["input_claim"] = offsetof(InputHeader, claim);
-    layout["input_states"] = offsetof(InputHeader, states);
-    layout["answer"] = sizeof(Answer);
-    layout["answer_number"] = offsetof(Answer, number);
-    layout["answer_failure"] = offsetof(Answer, failure);
-    layout["answer_error"] = offsetof(Answer, error);
-    layout["answer_file"] = offsetof(Answer, file);
-    layout["answer_progress"] = offsetof(Answer, progress);
-    layout["answer_offset"] = offsetof(Answer, offset);
-    layout["ready"] = offsetof(Answer, ready);
-    m.attr("ring_layout") = layout;
 }
 
 }  // namespace gramary

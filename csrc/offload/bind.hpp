@@ -3,4 +3,6 @@
 
 namespace gramary {
 void bind_offload(nanobind::module_& m);
-}
+// Part of it: the shared memory.
+void bind_region(nanobind::module_& m);
+}  // namespace gramary

@@ -38,8 +38,8 @@ namespace gramary::offload {
 // released, the service when it has its copy. One that the service has not begun with the engine
 // takes back: claim goes from requested(n) to abandoned(n), and the service passes it over.
 //
-// The structures here are mirrored in src/gramary/offload/memory/ring.py, which alone decides where each
-// lies in the region; a test compares the two.
+// `layout.hpp` decides where each of the structures here lies in the region. Python is given both
+// by name (`bind_region.cpp`) and repeats neither.
 
 inline constexpr std::uint64_t kMagic = 0x474E495259524D47;  // "GMRYRING", little endian
 inline constexpr std::uint32_t kVersion = 3;
@@ -108,8 +108,15 @@ enum class Failure : std::int32_t {
     checksum = 2,
     token = 3,
     row_id = 4,
-    inputs = 5,  // that do not fit the region
+    inputs = 5,    // that do not fit the region
+    unknown = -1,  // stands for a word that no service wrote
 };
+
+constexpr Failure failure_of(std::int64_t word) noexcept {
+    return word >= 0 && word <= static_cast<std::int64_t>(Failure::inputs)
+               ? static_cast<Failure>(word)
+               : Failure::unknown;
+}
 
 // One layer's answer in a slot, written by the service.
 struct alignas(kLine) Answer {

@@ -4,8 +4,8 @@ import errno
 
 import pytest
 
+from gramary.native.ring import Failure
 from gramary.offload.giving_up.fetch_error import failed_answer, timed_out
-from gramary.offload.memory.ring import Failure
 
 FILES = ("first.safetensors", "second.safetensors")
 

@@ -34,20 +34,22 @@ from table_stage import encoded_table, small_spec, write_table_folder
 from gramary import Batch, Connector, Settings, Table
 from gramary.errors import FetchTimeoutError, GramaryError, RowFetchError, SlotsBusyError
 from gramary.native.offload import load_u64, store_u32, store_u64
+from gramary.native.ring import Failure, Phase, RingFields, failure_of, state_of
 from gramary.offload import RowServer
 from gramary.offload.giving_up.fetch_error import failed_answer
-from gramary.offload.lanes.numbering import HostLane, Quarantine
-from gramary.offload.memory import ring
+from gramary.offload.giving_up.quarantine import Quarantine
+from gramary.offload.lanes.direct import DirectLane
+from gramary.offload.lanes.host_lane import HostRequests
+from gramary.offload.lanes.lane import Claim
 from gramary.offload.memory.region import Region
-from gramary.offload.memory.ring import Failure, Phase, state_of
 from gramary.offload.setup import ring_shape
-from gramary.offload.ticket import Claim
 from gramary.offload.worker import channel
 from gramary.offload.worker.description import describe
 from gramary.tracing import SpanLog
 
 SETTINGS = Settings(request_timeout_s=20, num_threads=1)
 NUM_INPUTS = 8
+VOCAB_SIZE = 97
 
 
 @pytest.fixture(scope="module")
@@ -183,13 +185,13 @@ def test_kind_20_inputs_given_up_while_our_own_threads_hash_them(
     assert "given up\n" in by_threads.stdout, by_threads.stderr[-2000:]
 
 
-def make_lane(table: Table) -> tuple[Region, HostLane]:
+def make_lane(table: Table) -> tuple[Region, HostRequests]:
     region = Region(ring_shape([table], 16, num_slots=1))
-    return region, HostLane(region, Quarantine(region), SpanLog("engine"))
+    return region, HostRequests(region, VOCAB_SIZE, Quarantine(region), SpanLog("engine"))
 
 
-def make_request(lane: HostLane, batch: Batch) -> Claim:
-    claim = Claim(lane, "host", batch.num_tokens, batch.num_requests)
+def make_request(lane: HostRequests, batch: Batch) -> Claim:
+    claim = Claim(lane, DirectLane([]), batch.num_tokens, batch.num_requests)
     lane.request(claim, batch)
     return claim
 
@@ -205,10 +207,10 @@ def test_kind_20_inputs_that_the_service_copies_are_not_free(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Released by the engine alone they stay; the request is refused, and comes through later."""
-    monkeypatch.setattr("gramary.offload.lanes.numbering.TAKE_BACK_S", 0.05)
+    monkeypatch.setattr("gramary.offload.lanes.host_lane.TAKE_BACK_S", 0.05)
     region, lane = make_lane(table)
     batch = make_batch(1)
-    claim = region.address + region.ring.input(1).header + ring.INPUT_CLAIM
+    claim = region.address + region.ring.input(1).header + RingFields.INPUT_CLAIM
     for number in range(1, NUM_INPUTS + 1):
         let_go(region, number, make_request(lane, batch))
     store_u64(claim, state_of(1, Phase.CLAIMED))
@@ -225,7 +227,7 @@ def test_kind_20_inputs_that_the_service_has_not_begun_with_are_taken_back(
 ) -> None:
     """The service passes them over, though a later request's inputs lie there by then."""
     with joined(server, table) as region:
-        lane = HostLane(region, Quarantine(region), SpanLog("engine"))
+        lane = HostRequests(region, VOCAB_SIZE, Quarantine(region), SpanLog("engine"))
         os.kill(server.process.pid, 19)
         batch = make_batch(3)
         for number in range(1, NUM_INPUTS + 1):
@@ -276,10 +278,16 @@ def test_kind_20_a_request_that_nobody_waits_for_is_not_gathered_to_its_end(
 def write_host_request(region: Region, number: int, **words: int) -> None:
     """Requests rows of 3 tokens in the host lane, with some words of its inputs changed."""
     batch = make_batch(1, lengths=(2, 1))
-    region.write_inputs(number, batch.token_ids, batch.query_start_loc, batch.history)
+    region.write_inputs(
+        number,
+        batch.token_ids,
+        batch.query_start_loc,
+        batch.history,
+        VOCAB_SIZE,
+    )
     header = region.address + region.ring.input(number).header
     for name, value in words.items():
-        store_u64(header + getattr(ring, name.upper()), value % (1 << 64))
+        store_u64(header + getattr(RingFields, name.upper()), value % (1 << 64))
     region.announce(number)
 
 
@@ -290,8 +298,9 @@ def write_starts(region: Region, *starts: int) -> None:
 
 def ask_in_stream(region: Region, number: int, num_tokens: int, row_id: int) -> None:
     slot = region.ring.stream_slots[0]
-    region.fill_slot(slot, number, [torch.full((2, 4), row_id)])
-    store_u64(region.address + slot.header + ring.SLOT_NUM_TOKENS, num_tokens % (1 << 64))
+    region.ids(slot, 0, 2).fill_(row_id)
+    region.request_slot(slot, number, 2)
+    store_u64(region.address + slot.header + RingFields.SLOT_NUM_TOKENS, num_tokens % (1 << 64))
     region.ring_slot(slot, number)
 
 
@@ -322,7 +331,13 @@ def test_kind_20_bounds_of_requests_are_checked(
     with joined(server, table) as region:
         slot = region.ring.host_slots[0]
         batch = make_batch(1, lengths=(2, 1))
-        region.write_inputs(1, batch.token_ids, batch.query_start_loc, batch.history)
+        region.write_inputs(
+            1,
+            batch.token_ids,
+            batch.query_start_loc,
+            batch.history,
+            VOCAB_SIZE,
+        )
         write_starts(region, *starts)
         region.announce(1)
         assert region.wait_ready(slot, 0, 10)
@@ -356,7 +371,7 @@ def test_kind_20_row_ids_written_over_while_they_are_gathered(
         tokens = torch.zeros(1 << 16, dtype=torch.int64)
         starts = torch.tensor([0, 1 << 16], dtype=torch.int32)
         for number in range(1, 9):
-            region.write_inputs(number, tokens, starts, None)
+            region.write_inputs(number, tokens, starts, None, VOCAB_SIZE)
             region.announce(number)
             while not region.wait_ready(slot, 0, 0):
                 ids.fill_(HOSTILE_IDS[number % len(HOSTILE_IDS)])
@@ -367,11 +382,15 @@ def test_kind_20_row_ids_written_over_while_they_are_gathered(
 
 
 WORDS = {
-    "host_number": ring.HOST_NUMBER,
-    "service_state": ring.SERVICE_STATE,
-    "counters": ring.COUNTERS,
+    "host_number": RingFields.HOST_NUMBER,
+    "service_state": RingFields.SERVICE_STATE,
+    "counters": RingFields.COUNTERS,
 }
-SLOT_WORDS = {"released": ring.RELEASED, "done": ring.DONE, "state": ring.SLOT_STATES}
+SLOT_WORDS = {
+    "released": RingFields.RELEASED,
+    "done": RingFields.DONE,
+    "state": RingFields.SLOT_STATES,
+}
 
 
 @pytest.mark.parametrize("value", [7, 1 << 63, (1 << 64) - 1])
@@ -394,10 +413,10 @@ def test_kind_20_words_of_a_region_decide_nothing_for_others(
                 store_u64(region.address + WORDS[name], value)
             elif name == "stop and go":
                 for word in (1, 0, value % (1 << 32), 0):
-                    store_u32(region.address + ring.STOP, word)
+                    store_u32(region.address + RingFields.STOP, word)
             else:
                 places = region.ring.stream_slots[0]
-                offset = SLOT_WORDS.get(name, ring.SLOT_NUMBER)
+                offset = SLOT_WORDS.get(name, RingFields.SLOT_NUMBER)
                 for slot in (places, region.ring.host_slots[0]):
                     store_u64(region.address + slot.header + offset, value)
             for seed in range(4):
@@ -420,13 +439,13 @@ def test_kind_20_an_engine_that_leaves_is_seen_out_whatever_its_region_says(
             tokens = torch.zeros(1 << 16, dtype=torch.int64)
             starts = torch.tensor([0, 1 << 16], dtype=torch.int32)
             kept = region.hold()
-            region.write_inputs(1, tokens, starts, None)
+            region.write_inputs(1, tokens, starts, None, VOCAB_SIZE)
             region.announce(1)
             address = region.address
         end = time.monotonic() + 0.2
         while time.monotonic() < end:
-            store_u32(address + ring.STOP, 0)
-            store_u32(address + ring.SERVICE_STATE, state)
+            store_u32(address + RingFields.STOP, 0)
+            store_u32(address + RingFields.SERVICE_STATE, state)
         await_unmapped(server, inode)
         del kept
     require_served(server, table)
@@ -484,6 +503,18 @@ def test_kind_20_a_region_without_room_for_inputs_is_refused(
     require_served(server, table)
 
 
+def test_kind_20_a_region_longer_than_its_memory_is_refused_before_it_is_laid_out(
+    server: RowServer, table: Table
+) -> None:
+    """A trillion entries would take the worker's memory, and every rank's service with it."""
+    with contextlib.closing(Region(ring_shape([table], 16, 1))) as region:
+        description, descriptors = describe(region, [table], SETTINGS)
+        description["region"]["num_bytes"] = 1 << 50
+        description["shape"]["num_inputs"] = 1 << 40
+        assert "longer than its file" in refusal(server, description, descriptors)
+    require_served(server, table)
+
+
 def refusal(server: RowServer, description: dict[str, Any], descriptors: list[int]) -> str:
     """Returns why the worker refuses an engine with such a description."""
     described = channel.memory_file("test", json.dumps(description).encode())
@@ -502,11 +533,11 @@ def refusal(server: RowServer, description: dict[str, Any], descriptors: list[in
 
 def test_kind_20_answers_that_no_service_writes_are_told_in_words() -> None:
     for failure, errno, file in [(1 << 31, 0, 0), (1, 1 << 31, 1 << 30), (5, 0, 0)]:
-        answer = (1, Failure(failure), errno, file, (1 << 64) - 1)
+        answer = (1, failure_of(failure), errno, file, (1 << 64) - 1)
         error = failed_answer("request 1", 0, answer, ["rows"])
         assert isinstance(error, RowFetchError)
         assert "restart them" in str(error)
-    assert Failure(1 << 31) is Failure.UNKNOWN
+    assert failure_of(1 << 31) is Failure.UNKNOWN
 
 
 # Random bytes all over it.
@@ -515,13 +546,13 @@ def test_kind_20_answers_that_no_service_writes_are_told_in_words() -> None:
 def control_ranges(region: Region) -> list[tuple[int, int]]:
     """Returns offset and bytes of everything in a region but tokens and rows."""
     layout = region.ring
-    ranges = [(0, ring.REGION_HEADER_BYTES)]
+    ranges = [(0, RingFields.REGION_HEADER_BYTES)]
     for slot in (*layout.host_slots, *layout.stream_slots):
-        ranges += [(slot.header, ring.SLOT_HEADER_BYTES)]
-        ranges += [(answer, ring.ANSWER_BYTES) for answer in slot.answers]
+        ranges += [(slot.header, RingFields.SLOT_HEADER_BYTES)]
+        ranges += [(answer, RingFields.ANSWER_BYTES) for answer in slot.answers]
         ranges += [(ids, 512) for ids in slot.ids]
     for entry in layout.inputs:
-        ranges += [(entry.header, ring.INPUT_HEADER_BYTES), (entry.starts, 64)]
+        ranges += [(entry.header, RingFields.INPUT_HEADER_BYTES), (entry.starts, 64)]
         ranges += [(entry.history, 64)]
     return ranges
 

@@ -244,11 +244,11 @@ def test_kind_15_an_interrupt_while_the_rows_do_not_come(tables: list[Table], la
             wait_until(lambda: not any(map(scene_quarantine(connector), region_slots(region))))
             patient(scene)
 
-        interrupt_everywhere(call, check, before=before, within=("consumer", "lanes"), every=2)
+        interrupt_everywhere(call, check, before=before, within=("offload/lanes",), every=2)
 
 
 def scene_quarantine(connector: Connector) -> Callable[[Any], bool]:
-    return connector._side.quarantine.is_locked
+    return connector._quarantine.is_locked
 
 
 def region_slots(region: Any) -> tuple[Any, ...]:

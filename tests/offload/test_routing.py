@@ -8,8 +8,11 @@ import pytest
 from offload_stage import make_batch, make_table
 
 from gramary import Settings
-from gramary.offload.routing import Route, Router
+from gramary.offload.lanes.direct import DirectLane
+from gramary.offload.lanes.lane import Lanes
+from gramary.offload.routing import Router
 
+FEW = ("direct", "few rows: the GPU reads them")
 PROMPT, DECODE = make_batch(0), make_batch(1, prefill=False)
 
 # Eight tokens of four heads each: 32 rows.
@@ -27,17 +30,18 @@ RINGING = Router(early=True, rows_per_token=4)
         ),
         (dataclasses.replace(RINGING, rings_from_rows=32), ("host", "prompt-only"),
          ("stream", "decode")),
-        (dataclasses.replace(RINGING, rings_from_rows=33), ("none", "few rows: the GPU reads them"),
-         ("none", "few rows: the GPU reads them")),
-        (dataclasses.replace(RINGING, why_none="because"), ("none", "because"),
-         ("none", "because")),
+        (dataclasses.replace(RINGING, rings_from_rows=33), FEW, FEW),
+        (dataclasses.replace(RINGING, why_direct="because"), ("direct", "because"),
+         ("direct", "because")),
     ],
 )  # fmt: skip
 def test_each_batch_has_its_lane(
     router: Router, prompt: tuple[str, str], decode: tuple[str, str]
 ) -> None:
-    assert router.route(PROMPT) == Route(*prompt)
-    assert router.route(DECODE) == Route(*decode)
+    host, stream, direct = (DirectLane([]) for _ in range(3))
+    lanes = {"host": host, "stream": stream, "direct": direct}
+    for batch, (name, reason) in ((PROMPT, prompt), (DECODE, decode)):
+        assert router.choose(batch, Lanes(**lanes)) == (lanes[name], reason)
 
 
 def test_cpu_tables_always_ring() -> None:

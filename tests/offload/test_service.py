@@ -13,8 +13,8 @@ from offload_stage import make_batch, make_table, wait_until
 
 from gramary import Batch, Settings, Table
 from gramary.native.offload import RowService, Tenant, load_u32, raise_u32, store_u32, time_answer
+from gramary.native.ring import RingFields, progress_of
 from gramary.offload.memory.region import Region
-from gramary.offload.memory.ring import PARTS, progress_of
 from gramary.offload.service.stores import store_arguments
 from gramary.offload.setup import ring_shape
 
@@ -32,7 +32,7 @@ def served(
     """Gives a region for each table, and the one service of all."""
     regions = [Region(ring_shape([table], max_tokens, 2)) for table in tables]
     tenants = [
-        Tenant(region.address, region.ring.places(), (store_arguments(table),), region.hold())
+        Tenant(region.address, region.ring, (store_arguments(table),), region.hold())
         for region, table in zip(regions, tables, strict=True)
     ]
     service = RowService(tenants, num_threads=num_threads)
@@ -46,7 +46,7 @@ def served(
 
 
 def ask(region: Region, number: int, batch: Batch) -> None:
-    region.write_inputs(number, batch.token_ids, batch.query_start_loc, batch.history)
+    region.write_inputs(number, batch.token_ids, batch.query_start_loc, batch.history, 97)
     region.announce(number)
 
 
@@ -73,7 +73,7 @@ def test_progress_is_whole_before_the_flag_and_never_that_of_an_older_request(
         service.hold(True)
         ask(region, 1, make_batch(1))
         # All rows are in place; the answer is held back.
-        wait_until(lambda: progress(region, 1) == progress_of(1, PARTS))
+        wait_until(lambda: progress(region, 1) == progress_of(1, RingFields.PARTS))
         assert not region.wait_ready(region.ring.host_slot(1), 0, 0)
         service.hold(False)
         encoded_rows(region, table, 1, 8)
@@ -83,7 +83,7 @@ def test_progress_is_whole_before_the_flag_and_never_that_of_an_older_request(
             assert before < progress_of(number, 1), "a stream that waits for a part would go on"
             ask(region, number, make_batch(number))
             encoded_rows(region, table, number, 8)
-            assert progress(region, number) == progress_of(number, PARTS)
+            assert progress(region, number) == progress_of(number, RingFields.PARTS)
 
 
 def test_progress_of_rows_on_disk_comes_with_the_answer(checkpoint: object) -> None:
@@ -99,7 +99,7 @@ def test_progress_of_rows_on_disk_comes_with_the_answer(checkpoint: object) -> N
         assert progress(region, 1) < progress_of(1, 1)
         service.hold(False)
         encoded_rows(region, table, 1, 20)
-        assert progress(region, 1) == progress_of(1, PARTS)
+        assert progress(region, 1) == progress_of(1, RingFields.PARTS)
 
 
 def test_giving_up_ends_the_progress_and_a_late_service_does_not_lower_it(table: Table) -> None:
@@ -110,10 +110,10 @@ def test_giving_up_ends_the_progress_and_a_late_service_does_not_lower_it(table:
         wait_until(lambda: region.counters()["rows"] == 8 * 4)
         assert region.abandon(places, 1, 0)
         region.raise_ready(slot, 0, 1)
-        assert progress(region, 1) == progress_of(1, PARTS)
+        assert progress(region, 1) == progress_of(1, RingFields.PARTS)
         service.hold(False)
         wait_until(lambda: region.counters()["late_answers"] == 1)
-        assert progress(region, 1) == progress_of(1, PARTS)
+        assert progress(region, 1) == progress_of(1, RingFields.PARTS)
 
 
 def test_a_request_given_up_before_it_was_begun_is_passed_over(table: Table) -> None:
@@ -175,7 +175,8 @@ def test_both_lanes_at_once_share_the_workers(table: Table, num_threads: int) ->
                 number += 1
                 shape = (int(torch.randint(1, 500, (1,), generator=generator)), 4)
                 ids = torch.randint(-1, table.spec.num_rows, shape, generator=generator)
-                region.fill_slot(slot, number, [ids])
+                region.ids(slot, 0, ids.shape[0]).copy_(ids)
+                region.request_slot(slot, number, ids.shape[0])
                 taken = time_answer(
                     region.address + slot.header, region.ready_address(slot, 0), number
                 )
@@ -193,7 +194,8 @@ def test_an_id_out_of_the_table_fails_alone(table: Table) -> None:
             ids = torch.zeros(3, 4, dtype=torch.int64)
             if wrong is not None:
                 ids[1, 2] = wrong
-            region.fill_slot(slot, number, [ids])
+            region.ids(slot, 0, 3).copy_(ids)
+            region.request_slot(slot, number, 3)
             region.ring_slot(slot, number)
             assert region.wait_ready(slot, 0, 10)
             region.clear_ready(slot, 0)
@@ -282,7 +284,7 @@ def attempt():
     regions = [Region(ring_shape([table], 64, 2)) for _ in range(2)]
     stores = (store_arguments(table),)
     service = RowService(
-        [Tenant(it.address, it.ring.places(), stores, it.hold()) for it in regions], num_threads=1
+        [Tenant(it.address, it.ring, stores, it.hold()) for it in regions], num_threads=1
     )
     try:
         service.start()

@@ -93,7 +93,13 @@ def test_the_service_tells_how_long_it_waited_for_a_slot(table: Table) -> None:
     service.trace(True)
     slot = region.ring.host_slot(1)
     for number in (1, 2):
-        region.write_inputs(number, batch.token_ids, batch.query_start_loc, batch.history)
+        region.write_inputs(
+            number,
+            batch.token_ids,
+            batch.query_start_loc,
+            batch.history,
+            97,
+        )
         region.announce(number)
     assert region.wait_ready(slot, 0, 10)
     region.clear_ready(slot, 0)

@@ -157,7 +157,7 @@ def test_kind_16_a_slot_that_is_quarantined(tables: list[Table], lane: Lane, rem
         wait_until(lambda: connector.stats()["late_answers"] == 1)
         slot = ticket.slot
         assert slot is not None
-        wait_until(lambda: not connector._side.quarantine.is_locked(slot))
+        wait_until(lambda: not connector._quarantine.is_locked(slot))
     else:
         connector.close()
         connector = Connector(tables, max_tokens=16, num_slots=1, settings=PATIENT)
@@ -274,8 +274,8 @@ def test_kind_16_more_streams_than_slots(
     on_device: tuple[Connector, CallingThread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connector, streams = on_device
-    side: Any = connector._side
-    monkeypatch.setattr(side._slots, "stream", side._slots.stream[:1])
+    device: Any = connector._device
+    monkeypatch.setattr(device.slots, "stream", device.slots.stream[:1])
     connector.cancel(connector.request(make_batch(1, **SMALL)))
     streams.stream = 1
     with pytest.raises(SlotsBusyError, match="request on one of them"):

@@ -61,11 +61,10 @@ def use_cuda_side(monkeypatch: pytest.MonkeyPatch, streams: CallingThread) -> No
     """Lets connectors take CPU tables for CUDA tables; skips where kernels are not interpreted."""
     # With a GPU, test_on_gpu.py runs.
     ask_for("interpreter")
-    from gramary.offload.cuda.side import CudaSide
+    from gramary.offload.cuda.device import CudaDevice
 
-    def make_side(*arguments: Any) -> CudaSide:
-        # The last are the engine's spans, which a CUDA side has no use for.
-        return CudaSide(*arguments[:-1], streams)
+    def make_device(*arguments: Any) -> CudaDevice:
+        return CudaDevice(*arguments, streams)
 
-    monkeypatch.setattr("gramary.offload.connector.make_side", make_side)
+    monkeypatch.setattr("gramary.offload.connector.make_device", make_device)
     monkeypatch.setattr("gramary.offload.setup.NUM_CUDA_STREAMS", 2)

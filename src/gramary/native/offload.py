@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from gramary.errors import ClosedError, no_threads
 from gramary.native import _core
-
-# Where the fields of the shared structures lie, as the core was compiled.
-RING_LAYOUT: dict[str, int] = dict(_core.ring_layout)
+from gramary.native.ring import RegionLayout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,41 +36,10 @@ class StoreArguments:
     is_sent_on: bool = False
     holds: tuple[object, ...] = ()
 
-    def flat(self) -> tuple[list[int], list[int], list[int], list[int]]:
-        """Returns it in the order that the core takes it."""
-        numbers = [self.vocab_size, self.eos_token_id, self.num_rows, self.row_bytes]
-        numbers += [*self.host, *self.disk, int(self.is_sent_on)]
-        return numbers, list(self.multipliers), list(self.sizes), list(self.offsets)
-
-
-@dataclasses.dataclass(frozen=True)
-class RegionPlaces:
-    """Where everything lies in a region, as byte offsets.
-
-    Attributes:
-        host_slots: a slot each: its header, then answer, ids and rows of each layer.
-        stream_slots: likewise.
-        inputs: an entry each: its header, tokens, history, starts.
-        max_tokens: tokens that a slot holds rows for.
-        max_requests: requests that an entry has room for.
-        history_length: columns of an entry's history.
-    """
-
-    host_slots: tuple[tuple[int, ...], ...]
-    stream_slots: tuple[tuple[int, ...], ...]
-    inputs: tuple[tuple[int, ...], ...]
-    max_tokens: int
-    max_requests: int
-    history_length: int
-
-    def flat(self) -> tuple[list[list[int]], list[list[int]], list[list[int]], list[int]]:
-        """Returns them in the order that the core takes them."""
-        return (
-            [list(place) for place in self.host_slots],
-            [list(place) for place in self.stream_slots],
-            [list(place) for place in self.inputs],
-            [self.max_tokens, self.max_requests, self.history_length],
-        )
+    def core(self) -> _core.StoreArguments:
+        """Returns it as the core takes it."""
+        fields = dataclasses.fields(self)
+        return _core.StoreArguments(**{field.name: getattr(self, field.name) for field in fields})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,20 +48,22 @@ class Tenant:
 
     Attributes:
         base: its address.
-        places: where its parts lie.
+        layout: where its parts lie.
         stores: a layer each.
         hold: what keeps the region's memory.
     """
 
     base: int
-    places: RegionPlaces
+    layout: RegionLayout
     stores: tuple[StoreArguments, ...]
     hold: object
 
-    def flat(self) -> tuple[Any, ...]:
-        """Returns it in the order that the core takes it."""
-        holds = [self.hold, *(hold for store in self.stores for hold in store.holds)]
-        return self.base, self.places.flat(), [store.flat() for store in self.stores], holds
+    def core(self) -> _core.TenantArguments:
+        """Returns it as the core takes it."""
+        stores = [store.core() for store in self.stores]
+        return _core.TenantArguments(
+            base=self.base, layout=self.layout, stores=stores, hold=self.hold
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +102,7 @@ class RowService:
         self, tenants: Sequence[Tenant], *, poll: str = "adaptive", num_threads: int = 1
     ) -> None:
         self._core: _core.RowService | None = _core.RowService(
-            [tenant.flat() for tenant in tenants], poll, num_threads
+            [tenant.core() for tenant in tenants], poll, num_threads
         )
         self._spans_left: list[tuple[int, int, int, int, int]] = []
 
@@ -202,16 +170,6 @@ class RowService:
         return self._core
 
 
-def wait_word(address: int, timeout_s: float) -> bool:
-    """Waits until a 32-bit word is not zero; returns False after the time-out."""
-    return bool(_core.wait_word(address, timeout_s))
-
-
-def wait_while(address: int, value: int, timeout_s: float) -> bool:
-    """Waits while a 64-bit word has a value; returns False after the time-out."""
-    return bool(_core.wait_while(address, value, timeout_s))
-
-
 def time_answer(slot: int, ready: int, number: int, timeout_s: float = 10.0) -> int:
     """Raises a stream request whose ids are in place and takes its answer, as a GPU would.
 
@@ -252,14 +210,7 @@ def store_u64(address: int, value: int) -> None:
     _core.store_u64(address, value)
 
 
-def swap_u64(address: int, expected: int, value: int) -> bool:
-    """Writes a 64-bit word if it has the expected value; returns whether it had."""
-    return bool(_core.swap_u64(address, expected, value))
-
-
 __all__ = [
-    "RING_LAYOUT",
-    "RegionPlaces",
     "RowService",
     "ServiceSpan",
     "StoreArguments",
@@ -269,8 +220,5 @@ __all__ = [
     "raise_u32",
     "store_u32",
     "store_u64",
-    "swap_u64",
     "time_answer",
-    "wait_while",
-    "wait_word",
 ]

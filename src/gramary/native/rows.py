@@ -18,8 +18,11 @@ from gramary.flat_batch import FlatBatch
 from gramary.native import _core
 from gramary.native.hash import BatchFault, NgramHasher, fault_of
 
+RowCodec = _core.RowCodec
+
 _ENCODINGS = {"bf16": 0, "fp16": 1, "fp32": 2, "fp8": 3, "nvfp4": 4}
-_OUTPUTS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.uint8: 3}
+# The core's numbers of what rows are decoded to.
+OUTPUTS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.uint8: 3}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +192,7 @@ def first_wrong_row_id(row_ids: torch.Tensor, num_table_rows: int) -> int | None
 
 
 @functools.lru_cache(maxsize=64)
-def row_codec(name: str, row_dim: int, scale: float | None) -> _core.RowCodec:
+def row_codec(name: str, row_dim: int, scale: float | None) -> RowCodec:
     """Returns the core's codec; one for each name, width and scale."""
     is_scaled = name in ("fp8", "nvfp4")
     if row_dim < 1 or is_scaled != (scale is not None and math.isfinite(scale)):
@@ -209,18 +212,20 @@ def require_contiguous(tensor: torch.Tensor, *dtypes: torch.dtype) -> None:
         raise AssertionError((tensor.dtype, tensor.device, tensor.shape, tensor.stride()))
 
 
-def _check_out(codec: _core.RowCodec, row_dim: int, count: int | None, out: torch.Tensor) -> int:
+def _check_out(codec: RowCodec, row_dim: int, count: int | None, out: torch.Tensor) -> int:
     """Returns the core's number for the dtype of a result buffer of so many rows; None is any."""
     width = codec.row_bytes if out.dtype == torch.uint8 else row_dim
     size = out.numel() // width * width if count is None else count * width
     if not out.is_cpu or not out.is_contiguous() or out.numel() != size:
         raise AssertionError((out.dtype, out.device, out.shape, out.stride(), count, row_dim))
-    return _OUTPUTS[out.dtype]
+    return OUTPUTS[out.dtype]
 
 
 __all__ = [
     "ANY_ROW_ID",
     "NO_ROWS",
+    "OUTPUTS",
+    "RowCodec",
     "RowExtent",
     "decode",
     "embed",
@@ -229,4 +234,5 @@ __all__ = [
     "gather",
     "lookup",
     "require_contiguous",
+    "row_codec",
 ]

@@ -25,21 +25,22 @@ from gramary.arguments import require_integer, require_type
 from gramary.batch import Batch
 from gramary.errors import ArgumentError, ClosedError, GramaryError, RowFetchError
 from gramary.lifetime import Closing
-from gramary.offload.lanes.batch_tensors import check_tokens, require_fit
-from gramary.offload.lanes.numbering import HostLane
+from gramary.offload.giving_up.quarantine import Quarantine
+from gramary.offload.lanes.lane import Claim
 from gramary.offload.memory.ring import RingShape
 from gramary.offload.parts import Parts
-from gramary.offload.routing import Router
+from gramary.offload.routing import Router, require_fit
 from gramary.offload.service.base import Service
 from gramary.offload.setup import (
     as_tables,
+    make_device,
+    make_lanes,
     make_region,
     make_service,
-    make_side,
     require_worker,
     ring_shape,
 )
-from gramary.offload.ticket import Claim, Ticket, own_copy
+from gramary.offload.ticket import Ticket
 from gramary.process.bound import ProcessBound
 from gramary.process.events import tell_of_process
 from gramary.reading.arguments import result_buffer
@@ -106,7 +107,7 @@ class Connector(Closing, ProcessBound):
         self._router = Router.of(self._tables, settings, prefill_early_request)
         shape = ring_shape(self._tables, max_tokens, num_slots)
         self._limits = shape
-        if self._router.why_none is not None:
+        if self._router.why_direct is not None:
             # Nothing ever rings.
             shape = dataclasses.replace(shape, max_tokens=1, max_requests=1)
         self._spans = SpanLog("engine")
@@ -132,16 +133,21 @@ class Connector(Closing, ProcessBound):
     def _make_parts(
         self, shape: RingShape, worker: str, server: str | None, settings: Settings
     ) -> None:
-        """Makes memory, service and side; each is among the parts before it runs."""
+        """Makes memory, service, device and lanes; each is among the parts before it runs."""
         parts, tables = self._parts, self._tables
         parts.region = self._region = make_region(shape, tables[0].device)
         parts.service = self._service = make_service(worker, self._region, tables, settings, server)
         self._service.start()
-        parts.side = self._side = make_side(
-            self._region, self._service, tables, settings, self._spans
+        self._quarantine = Quarantine(self._region)
+        parts.device = self._device = make_device(
+            self._region, self._service, tables, settings, self._quarantine
         )
-        self._side.start()
-        self._host_lane = HostLane(self._region, self._side.quarantine, self._spans)
+        if self._device is not None:
+            self._device.start()
+        self._lanes = make_lanes(
+            self._region, self._service, tables, settings, self._quarantine, self._spans,
+            self._device,
+        )  # fmt: skip
 
     def request(self, batch: Batch) -> Ticket:
         """Asks for the rows of a batch and returns at once; host tensors are copied.
@@ -166,30 +172,20 @@ class Connector(Closing, ProcessBound):
                 # Its tensors may have been refilled since it was made of them.
                 batch.check_tensors()
                 require_fit(batch, self._limits, self._tables[0].device)
-                self._side.settle()
+                if self._device:
+                    self._device.canceled.settle()
                 self._give_back_lost()
-                route = self._router.route(batch)
-                claim = Claim(self._parts, route.lane, batch.num_tokens, batch.num_requests)
+                lane, reason = self._router.choose(batch, self._lanes)
+                claim = Claim(self._parts, lane, batch.num_tokens, batch.num_requests)
                 # Before anything is taken for it: what is here will be given back.
                 self._claims[claim] = None
-                self._ask(claim, batch)
-                self._count(claim, f"{route.lane}: {route.reason}")
+                lane.request(claim, batch)
+                self._count(claim, f"{lane.name}: {reason}")
                 return Ticket(claim)
         except BaseException:
             if claim is not None:
                 self._disown(claim)
             raise
-
-    def _ask(self, claim: Claim, batch: Batch) -> None:
-        """Asks for a batch's rows in the lane of its claim."""
-        if claim.lane == "host":
-            check_tokens(batch, self._tables)
-            self._host_lane.request(claim, batch)
-            self._side.watch(claim)
-        elif claim.lane == "stream":
-            self._side.request(claim, batch)
-        else:
-            claim.batch = own_copy(batch)
 
     def _count(self, claim: Claim, lane: str) -> None:
         """Counts a request among those that took a lane."""
@@ -239,10 +235,10 @@ class Connector(Closing, ProcessBound):
         with self._lock:
             self._require_open()
             claim = self._require_awaitable(ticket, layer)
-            if error := self._side.take_error(of_tokens=False):
+            if self._device and (error := self._device.take_error(of_tokens=False)):
                 raise error
             table = self._tables[layer]
-            shape, heads = (claim.num_tokens,), table.spec.num_heads
+            shape, heads = (claim.num_tokens,), self._limits.num_heads[layer]
             result = result_buffer(table.codec, shape, heads, table.device, out, dtype)
             try:
                 self._take(claim, layer, result)
@@ -298,7 +294,7 @@ class Connector(Closing, ProcessBound):
         """
         with self._lock:
             self._require_open()
-            error: GramaryError | None = self._side.take_error()
+            error: GramaryError | None = self._device.take_error() if self._device else None
             if error is None and (why := self._service.why_dead()):
                 error = RowFetchError(f"{why}; close this connector and make a new one")
         if error is not None:
@@ -325,7 +321,8 @@ class Connector(Closing, ProcessBound):
         with self._lock:
             self._require_open()
             self._spans.switch(on)
-            self._side.trace(on)
+            if self._device:
+                self._device.spans.switch(on)
             self._service.trace(on)
 
     def take_spans(self) -> list[Span]:
@@ -335,7 +332,9 @@ class Connector(Closing, ProcessBound):
         """
         with self._lock:
             self._require_open()
-            spans = [*self._spans.take(), *self._side.take_spans(), *self._service.take_spans()]
+            spans = [*self._spans.take(), *self._service.take_spans()]
+            if self._device:
+                spans += self._device.spans.take()
         return sorted(spans, key=lambda span: span.begin_ns)
 
     def close(self) -> None:
@@ -362,8 +361,8 @@ class Connector(Closing, ProcessBound):
             self._parts.service.stop()
         is_ours = self._lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
         try:
-            if self._parts.side is not None:
-                self._parts.side.close()
+            if self._parts.device is not None:
+                self._parts.device.close()
         finally:
             if is_ours:
                 self._lock.release()
@@ -380,12 +379,7 @@ class Connector(Closing, ProcessBound):
     def _take(self, claim: Claim, layer: int, out: torch.Tensor) -> None:
         """Takes a layer's rows, and gives the slot back behind the last layer's."""
         try:
-            if claim.batch is None:
-                self._side.take(claim, layer, out)
-            else:
-                table = self._tables[layer]
-                batch = claim.batch.flat(table.spec.history_length)
-                table.embed(batch.token_ids, batch.query_start_loc, batch.history, out=out)
+            claim.lane.take(claim, layer, out)
         except RowFetchError:
             # There are no rows to wait for any more.
             claim.failed.add(layer)
@@ -401,8 +395,10 @@ class Connector(Closing, ProcessBound):
 
     def _give_back(self, claim: Claim) -> None:
         """Frees the slot of a claim; may be called again until it is released."""
-        if claim.slot is not None:
-            self._side.give_back(claim)
+        if len(claim.awaited) == len(self._tables):
+            claim.lane.release(claim)
+        else:
+            claim.lane.give_up(claim)
         # From here on the slot is free; the rest is tidying.
         claim.is_released = True
         self._claims.pop(claim, None)
@@ -414,7 +410,7 @@ class Connector(Closing, ProcessBound):
                 self._claims.pop(claim, None)
                 continue
             is_done = len(claim.awaited) == len(self._tables)
-            if (claim.is_lost or is_done) and self._side.can_give_back(claim):
+            if (claim.is_lost or is_done) and claim.lane.can_give_up(claim):
                 self._give_back(claim)
 
     def _require_open(self) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+from typing import TYPE_CHECKING
 
-from gramary.offload.lanes.sides import Side
 from gramary.offload.memory.region import Region
 from gramary.offload.service.base import Service
+
+if TYPE_CHECKING:
+    from gramary.offload.cuda.device import CudaDevice
 
 
 class Parts:
@@ -20,13 +23,13 @@ class Parts:
     Attributes:
         region: the shared memory; None before it is made, and once it is given back.
         service: the row service, likewise.
-        side: the side of the tables' device, likewise.
+        device: the tables' CUDA device, likewise; None for CPU tables.
     """
 
     def __init__(self) -> None:
         self.region: Region | None = None
         self.service: Service | None = None
-        self.side: Side | None = None
+        self.device: CudaDevice | None = None
         self._owner_pid = os.getpid()
         self._turn = threading.RLock()
 
@@ -40,9 +43,9 @@ class Parts:
             if self.service is not None:
                 self.service.stop()
                 self.service = None
-            if self.side is not None:
-                self.side.close()
-                self.side = None
+            if self.device is not None:
+                self.device.close()
+                self.device = None
             if self.region is not None:
                 self.region.close()
                 self.region = None

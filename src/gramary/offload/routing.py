@@ -5,19 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import torch
+
 from gramary.batch import Batch
+from gramary.errors import ArgumentError
+from gramary.offload.lanes.lane import Lane, Lanes
+from gramary.offload.memory.ring import RingShape
 from gramary.settings import Settings
 from gramary.table import Table
 from gramary.tiers.device import DeviceTier
 from gramary.tiers.host import HostTier
-
-
-@dataclasses.dataclass(frozen=True)
-class Route:
-    """A lane ("host", "stream", or "none" where no doorbell rings), and why, in a few words."""
-
-    lane: str
-    reason: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,13 +26,13 @@ class Router:
         rows_per_token: rows of all tables for one token.
         rings_from_rows: rows from which on the doorbell rings; smaller batches are read by the
             GPU itself.
-        why_none: why no batch ever rings; None where some do.
+        why_direct: why every batch takes the direct lane; None where some do not.
     """
 
     early: bool
     rows_per_token: int
     rings_from_rows: int = 0
-    why_none: str | None = None
+    why_direct: str | None = None
 
     @classmethod
     def of(cls, tables: Sequence[Table], settings: Settings, early: bool) -> Router:
@@ -45,7 +42,7 @@ class Router:
             return cls(early, rows_per_token)
         tiers = [tier for table in tables for tier in table.tiers]
         if all(isinstance(tier, DeviceTier) for tier in tiers):
-            return cls(early, rows_per_token, why_none="all rows are on the device")
+            return cls(early, rows_per_token, why_direct="all rows are on the device")
         reads_all = all(
             isinstance(tier, DeviceTier)
             or (isinstance(tier, HostTier) and tier.device_address is not None)
@@ -61,16 +58,35 @@ class Router:
         ]
         return cls(early, rows_per_token, max(measured))
 
-    def route(self, batch: Batch) -> Route:
-        """Returns a batch's lane."""
-        if self.why_none is not None:
-            return Route("none", self.why_none)
+    def choose(self, batch: Batch, lanes: Lanes) -> tuple[Lane, str]:
+        """Returns the lane of a batch, and why it is this one, in a few words."""
+        if self.why_direct is not None:
+            return lanes.direct, self.why_direct
         if batch.num_tokens * self.rows_per_token < self.rings_from_rows:
-            return Route("none", "few rows: the GPU reads them")
+            return lanes.direct, "few rows: the GPU reads them"
         reason = batch.why_not_prompt_only()
         if reason is None and not self.early:
             reason = "prefill_early_request is off"
-        return Route("stream", reason) if reason else Route("host", "prompt-only")
+        return (lanes.stream, reason) if reason else (lanes.host, "prompt-only")
 
 
-__all__ = ["Route", "Router"]
+def require_fit(batch: Batch, shape: RingShape, device: torch.device) -> None:
+    """Raises ArgumentError for a batch that is too large, too narrow, or on another device."""
+    if not batch.is_on_host and batch.token_ids.device != device:
+        raise ArgumentError(
+            f"batch: expected tensors on the CPU or {device} (the tables' device), got "
+            f"{batch.token_ids.device}"
+        )
+    if batch.num_tokens > shape.max_tokens or batch.num_requests > shape.max_requests:
+        raise ArgumentError(
+            f"batch: expected at most max_tokens = {shape.max_tokens} tokens and "
+            f"{shape.max_requests} requests, got {batch.num_tokens} and {batch.num_requests}"
+        )
+    if batch.history is not None and batch.history.shape[1] != shape.history_length:
+        raise ArgumentError(
+            f"batch.history: expected {shape.history_length} columns (ngram_size - 1), got "
+            f"{batch.history.shape[1]}"
+        )
+
+
+__all__ = ["Router", "require_fit"]

@@ -1,14 +1,20 @@
-"""What a connector is made of: its memory, its service, and the side of its tables' device."""
+"""What a connector is made of: its memory, its service, its device and its lanes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from gramary.arguments import require_integer, require_type
 from gramary.errors import ArgumentError, CapacityError, DependencyError
-from gramary.offload.lanes.sides import HostSide, Side
+from gramary.offload.giving_up.quarantine import Quarantine
+from gramary.offload.lanes.direct import DirectLane
+from gramary.offload.lanes.host_lane import HostLane, HostRequests
+from gramary.offload.lanes.lane import Lanes
+from gramary.offload.lanes.slot_lane import SlotParts
+from gramary.offload.lanes.stream_lane import StreamLane
 from gramary.offload.memory.region import Region
 from gramary.offload.memory.ring import RingShape
 from gramary.offload.service.base import Service, ThreadService
@@ -18,6 +24,9 @@ from gramary.settings import Settings
 from gramary.table import Table
 from gramary.tiers.registration import CudaHostRegistry
 from gramary.tracing import SpanLog
+
+if TYPE_CHECKING:
+    from gramary.offload.cuda.device import CudaDevice
 
 # Host-lane batches whose inputs are kept at once, for each slot.
 INPUTS_PER_SLOT = 8
@@ -93,27 +102,50 @@ def make_service(
     return ThreadService(region, tuple(store_arguments(table) for table in tables), settings)
 
 
-def make_side(
+def make_device(
     region: Region,
     service: Service,
     tables: Sequence[Table],
     settings: Settings,
-    spans: SpanLog,
-) -> Side:
-    """Returns the side of the tables' device, to be started.
+    quarantine: Quarantine,
+) -> CudaDevice | None:
+    """Returns the tables' CUDA device, to be started; None for CPU tables.
 
     Raises:
-        DependencyError: the device is a CUDA device and Triton or `cuda-bindings` is missing.
+        DependencyError: Triton or `cuda-bindings` is missing.
     """
     device = tables[0].device
     if device.type != "cuda":
-        return HostSide(region, service, tables, settings, spans)
+        return None
     try:
-        from gramary.offload.cuda.side import CudaSide
+        from gramary.offload.cuda.device import CudaDevice
         from gramary.offload.cuda.streams import CudaStreams
     except ImportError as error:
         raise DependencyError("CUDA tables need triton: pip install 'gramary[cuda]'") from error
-    return CudaSide(region, service, tables, settings, CudaStreams(device))
+    return CudaDevice(region, service, tables, settings, quarantine, CudaStreams(device))
+
+
+def make_lanes(
+    region: Region,
+    service: Service,
+    tables: Sequence[Table],
+    settings: Settings,
+    quarantine: Quarantine,
+    spans: SpanLog,
+    device: CudaDevice | None,
+) -> Lanes:
+    """Returns the lanes of the tables' device."""
+    vocab_size = min(table.spec.vocab_size for table in tables)
+    requests = HostRequests(region, vocab_size, quarantine, spans)
+    direct = DirectLane(tables)
+    if device is None:
+        timeout_s = settings.request_timeout_s
+        parts = SlotParts(region, service, tuple(tables), timeout_s, quarantine, spans)
+        return Lanes(HostLane(requests, parts), StreamLane(parts), direct)
+    from gramary.offload.cuda.host_lane import DeviceHostLane
+    from gramary.offload.cuda.stream_lane import DeviceStreamLane
+
+    return Lanes(DeviceHostLane(requests, device), DeviceStreamLane(device), direct)
 
 
 def as_tables(tables: Table | Sequence[Table]) -> tuple[Table, ...]:
@@ -136,9 +168,10 @@ def as_tables(tables: Table | Sequence[Table]) -> tuple[Table, ...]:
 
 __all__ = [
     "as_tables",
+    "make_device",
+    "make_lanes",
     "make_region",
     "make_service",
-    "make_side",
     "require_worker",
     "ring_shape",
 ]

@@ -48,7 +48,8 @@ class Span:
     number: int = 0
 
 
-_NOTHING = contextlib.nullcontext()
+# A block without a span.
+NOTHING = contextlib.nullcontext()
 
 
 class SpanLog:
@@ -60,33 +61,29 @@ class SpanLog:
         track: who the spans belong to.
 
     Attributes:
+        is_on: whether spans are kept; set by `switch`.
         num_dropped: spans that were not kept, because nobody took those before.
     """
 
     def __init__(self, track: str) -> None:
         self.track = track
         self.num_dropped = 0
-        self._is_on = False
+        self.is_on = False
         self._has_nvtx = False
         self._turn = threading.Lock()
         self._spans: list[Span] = []
 
-    @property
-    def is_on(self) -> bool:
-        """Whether spans are kept."""
-        return self._is_on
-
     def switch(self, on: bool) -> None:
         """Starts or ends the keeping of spans; what was kept stays until it is taken."""
         self._has_nvtx = on and has_nvtx()
-        self._is_on = on
+        self.is_on = on
 
     def span(
         self, name: str, lane: str = "", number: int = 0
     ) -> contextlib.AbstractContextManager[object]:
         """Returns a block whose time becomes a span, also where it raises."""
-        if not self._is_on:
-            return _NOTHING
+        if not self.is_on:
+            return NOTHING
         return self._open(name, lane, number)
 
     @contextlib.contextmanager
@@ -100,7 +97,7 @@ class SpanLog:
 
     def add(self, name: str, begin_ns: int, end_ns: int, lane: str = "", number: int = 0) -> None:
         """Keeps a span whose times are known already."""
-        if self._is_on:
+        if self.is_on:
             self.keep(name, begin_ns, end_ns, lane, number)
 
     def keep(self, name: str, begin_ns: int, end_ns: int, lane: str = "", number: int = 0) -> None:
@@ -118,4 +115,4 @@ class SpanLog:
             return spans
 
 
-__all__ = ["MAX_SPANS", "SPAN_NAMES", "Span", "SpanLog"]
+__all__ = ["MAX_SPANS", "NOTHING", "SPAN_NAMES", "Span", "SpanLog"]

@@ -25,8 +25,8 @@ from gramary.errors import (
     UnsupportedError,
 )
 from gramary.native.offload import load_u64
-from gramary.offload.memory import ring
-from gramary.offload.memory.ring import Phase, state_of
+from gramary.native.ring import Phase, RingFields, progress_of, state_of
+from gramary.offload.memory.ring import RingShape
 from gramary.tiers.device import DeviceTier
 from gramary.tiers.host import HostTier
 
@@ -94,9 +94,9 @@ def test_the_request_kernel_writes_the_slots_words(cuda_connector: Make, table: 
             batch = make_batch(number, prefill=False)
             ticket = connector.request(batch)
             header = region.address + slot.header
-            assert load_u64(header + ring.SLOT_NUM_TOKENS) == 8
+            assert load_u64(header + RingFields.SLOT_NUM_TOKENS) == 8
             assert region.slot_number(slot) == number
-            state = load_u64(header + ring.SLOT_STATES)
+            state = load_u64(header + RingFields.SLOT_STATES)
             assert state == state_of(number, Phase.REQUESTED)
             connector.service.native.hold(False)
             assert same(connector.wait(ticket), expected_rows(table, batch))
@@ -247,7 +247,7 @@ def test_cancel_in_both_lanes(cuda_connector: Make, table: Table) -> None:
 def test_streams_have_slots_of_their_own(
     cuda_connector: Make, table: Table, streams: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def shape(*arguments: object) -> ring.RingShape:
+    def shape(*arguments: object) -> RingShape:
         return dataclasses.replace(ring_shape(*arguments), num_stream_slots=2)
 
     from gramary.offload.setup import ring_shape
@@ -317,8 +317,7 @@ def test_host_tensors_are_refused_while_capturing(
 ) -> None:
     with cuda_connector(table, max_tokens=16, settings=PATIENT) as connector:
         streams.capturing = True  # type: ignore[attr-defined]
-        side = connector._side
-        side._device = torch.device("meta")
+        connector._device.device = torch.device("meta")
         with pytest.raises(UnsupportedError, match="captured"):
             connector.request(make_batch(0, prefill=False))
         streams.capturing = False  # type: ignore[attr-defined]
@@ -354,10 +353,10 @@ def test_close_lets_go_of_everything(cuda_connector: Make, table: Table) -> None
     connector.service.native.hold(True)
     ticket = connector.request(make_batch(0))
     connector.request(make_batch(1, prefill=False))
-    side = connector._side
+    device = connector._device
     connector.close()
     connector.close()
-    assert not side.watchdog._thread.is_alive()
+    assert not device.watchdog._thread.is_alive()
     for call in (lambda: connector.wait(ticket), lambda: connector.request(make_batch(2))):
         with pytest.raises(ClosedError):
             call()
@@ -413,7 +412,7 @@ def test_a_large_prompt_is_copied_part_by_part_behind_its_progress(
             at = region.progress_address(slot, 0)
             # 44 rows in copies of 8 and more: four, behind every second eighth.
             parts = [value for address, value in waited if address == at]
-            assert parts == [ring.progress_of(number, part) for part in (2, 4, 6, 8)]
+            assert parts == [progress_of(number, part) for part in (2, 4, 6, 8)]
             assert waited[-1] == (region.ready_address(slot, 0), 1)
 
 

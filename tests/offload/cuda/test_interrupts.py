@@ -20,8 +20,17 @@ NUM_SLOTS = 2
 Lane = Literal["host", "stream"]
 Make = Callable[..., Connector]
 # Where work is queued, and noted as queued; the interpreter of the kernels is no part of it.
-WITHIN = ("offload/connector", "offload/lanes", "offload/canceling", "cuda/side", "cuda/take",
-          "cuda/request", "cuda/device_spans", "contextlib")  # fmt: skip
+WITHIN = (
+    "offload/connector",
+    "offload/lanes",
+    "giving_up/canceling",
+    "cuda/device",
+    "cuda/host_lane",
+    "cuda/stream_lane",
+    "cuda/take",
+    "cuda/request",
+    "contextlib",
+)
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +182,7 @@ def test_kind_15_a_call_that_broke_off_is_not_gone_on_with_inside_a_capture(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("gramary.offload.cuda.side.take_rows", broken)
+        patched.setattr("gramary.offload.cuda.device_lane.take_rows", broken)
         with pytest.raises(KeyboardInterrupt):
             connector.wait(ticket, layer=0)
     streams.capturing = True  # type: ignore[attr-defined]

@@ -228,7 +228,7 @@ def test_a_time_out_in_a_graph_is_nan_and_passes(table: Table, cuda_table: Table
         connector.check()
         service.hold(False)
         slot = connector._region.ring.stream_slots[0]
-        wait_until(lambda: not connector._side.quarantine.is_locked(slot), seconds=5)
+        wait_until(lambda: not connector._quarantine.is_locked(slot), seconds=5)
         for seed in range(10, 20):
             batch = make_batch(seed, prefill=False)
             stage.replay(batch)
@@ -391,12 +391,12 @@ def test_lanes_and_equal_bits_with_every_option(table: Table, cuda_table: Table)
     """Behaviour 34: which batches ring is counted; the bits are the same whichever do."""
     unforced = dataclasses.replace(FORCED, force_doorbell=False)
     options = [
-        (cuda_table, unforced, True, "none: few rows: the GPU reads them"),
+        (cuda_table, unforced, True, "direct: few rows: the GPU reads them"),
         (cuda_table, FORCED, True, "host: prompt-only"),
         (cuda_table, FORCED, False, "stream: prefill_early_request is off"),
     ]
     with make_table(device="cuda", placement="device", settings=FORCED) as on_device:
-        options.append((on_device, FORCED, True, "none: all rows are on the device"))
+        options.append((on_device, FORCED, True, "direct: all rows are on the device"))
         for opened, settings, early, lane in options:
             with Connector(
                 opened, max_tokens=16, settings=settings, prefill_early_request=early

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from gramary.native.ring import Phase, RingFields
 from gramary.offload.cuda.words import (
     behind_fence,
     load_int32,
@@ -10,17 +11,16 @@ from gramary.offload.cuda.words import (
     store_int32,
     store_int64,
 )
-from gramary.offload.memory import ring
 
-_ANSWER_NUMBER = tl.constexpr(ring.ANSWER_NUMBER)
-_ANSWER_FAILURE = tl.constexpr(ring.ANSWER_FAILURE)
-_ANSWER_ERROR = tl.constexpr(ring.ANSWER_ERROR)
-_ANSWER_FILE = tl.constexpr(ring.ANSWER_FILE)
-_ANSWER_OFFSET = tl.constexpr(ring.ANSWER_OFFSET)
-_READY = tl.constexpr(ring.READY)
-_RELEASED = tl.constexpr(ring.RELEASED)
-_NUM_PHASES = tl.constexpr(ring.NUM_PHASES)
-_PUBLISHED = tl.constexpr(int(ring.Phase.PUBLISHED))
+_ANSWER_NUMBER = tl.constexpr(RingFields.ANSWER_NUMBER)
+_ANSWER_FAILURE = tl.constexpr(RingFields.ANSWER_FAILURE)
+_ANSWER_ERROR = tl.constexpr(RingFields.ANSWER_ERROR)
+_ANSWER_FILE = tl.constexpr(RingFields.ANSWER_FILE)
+_ANSWER_OFFSET = tl.constexpr(RingFields.ANSWER_OFFSET)
+_READY = tl.constexpr(RingFields.READY)
+_RELEASED = tl.constexpr(RingFields.RELEASED)
+_NUM_PHASES = tl.constexpr(RingFields.NUM_PHASES)
+_PUBLISHED = tl.constexpr(int(Phase.PUBLISHED))
 
 
 @triton.jit

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
+from gramary.native.ring import RingFields, progress_of
 from gramary.offload.cuda.slots import DeviceSlot
 from gramary.offload.cuda.streams import Streams
-from gramary.offload.memory.ring import PARTS, progress_of
 
 # Rows of a copy that is worth its launch, and the wait before it.
 _ROWS_A_COPY = 16384
@@ -33,9 +33,9 @@ def bring_rows(
     num_copies = copies_of(num_rows)
     begin = 0
     for copy in range(1, num_copies + 1):
-        part = copy * PARTS // num_copies
+        part = copy * RingFields.PARTS // num_copies
         streams.wait(slot.progress_address(layer), progress_of(number, part))
-        end = num_rows * part // PARTS
+        end = num_rows * part // RingFields.PARTS
         brought[begin:end].copy_(rows[begin:end], non_blocking=True)
         begin = end
     streams.wait(slot.ready_address(layer), 1)

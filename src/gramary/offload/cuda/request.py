@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 
 from gramary.flat_batch import FlatBatch
+from gramary.native.ring import Phase, RingFields
 from gramary.offload.cuda.slots import DeviceSlot
 from gramary.offload.cuda.words import behind_fence, is_last_program, store_int64
-from gramary.offload.memory import ring
 from gramary.ops._triton.hash import (
     WRONG_ID,
     HashConstants,
@@ -22,11 +22,11 @@ from gramary.ops._triton.hash import (
 )
 from gramary.ops._triton.sticky_error import report_first
 
-_NUMBER = tl.constexpr(ring.SLOT_NUMBER)
-_NUM_TOKENS = tl.constexpr(ring.SLOT_NUM_TOKENS)
-_STATES = tl.constexpr(ring.SLOT_STATES)
-_REQUESTED = tl.constexpr(int(ring.Phase.REQUESTED))
-_NUM_PHASES = tl.constexpr(ring.NUM_PHASES)
+_NUMBER = tl.constexpr(RingFields.SLOT_NUMBER)
+_NUM_TOKENS = tl.constexpr(RingFields.SLOT_NUM_TOKENS)
+_STATES = tl.constexpr(RingFields.SLOT_STATES)
+_REQUESTED = tl.constexpr(int(Phase.REQUESTED))
+_NUM_PHASES = tl.constexpr(RingFields.NUM_PHASES)
 
 _BLOCK_TOKENS = 8
 

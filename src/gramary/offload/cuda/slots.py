@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from gramary.offload.memory import ring
+from gramary.native.ring import RingFields, SlotPlaces
 from gramary.offload.memory.region import Region
-from gramary.offload.memory.ring import SlotPlaces
 
 # A slot's failure record, int64 each: 1 if there is one, the request's number, layer, then the
 # answer's number, failure, errno, file and offset.
@@ -28,6 +27,7 @@ class DeviceSlot:
         request_programs, take_programs, verdicts: int64 words on the device, the latter two one a
             layer.
         device: the device of the rows.
+        header_address, released_address: where it sees the slot's header, and the released number.
         ids: a stream's slot: int64 [max_tokens * heads] on the device for each layer.
         is_stream: whether it is a stream's slot.
     """
@@ -44,6 +44,12 @@ class DeviceSlot:
         self._region = region
         self.device = device
         self.places = places
+        base = region.device_address
+        self.header_address = base + places.header
+        self.released_address = self.header_address + RingFields.RELEASED
+        self._answers = [base + place for place in places.answers]
+        self._shown_ids = [base + place for place in places.ids]
+        self._rows = [base + place for place in places.rows]
         self.failure = failure
         self.is_stream = token_errors is not None
         self.num_layers = shape.num_layers
@@ -58,38 +64,26 @@ class DeviceSlot:
             for heads in shape.num_heads
         )  # fmt: skip
 
-    @property
-    def header_address(self) -> int:
-        """Where the device sees the slot's header."""
-        return self._region.device_address + self.places.header
-
-    @property
-    def released_address(self) -> int:
-        """Where it sees the released number."""
-        return self.header_address + ring.RELEASED
-
     def answer_address(self, layer: int) -> int:
         """Where it sees a layer's answer."""
-        return self._region.device_address + self.places.answers[layer]
+        return self._answers[layer]
 
     def ready_address(self, layer: int) -> int:
         """Where it sees a layer's flag."""
-        return self.answer_address(layer) + ring.READY
+        return self.answer_address(layer) + RingFields.READY
 
     def progress_address(self, layer: int) -> int:
         """Where it sees a layer's progress."""
-        return self.answer_address(layer) + ring.ANSWER_PROGRESS
+        return self.answer_address(layer) + RingFields.ANSWER_PROGRESS
 
     def state_address(self, layer: int, number: int) -> int:
         """Where it sees a layer's state word: in a stream's slot, or with a request's inputs."""
-        if self.is_stream:
-            return self.header_address + ring.SLOT_STATES + 8 * layer
-        places = self._region.ring.input(number)
-        return self._region.device_address + places.header + ring.INPUT_STATES + 8 * layer
+        places = self.places if self.is_stream else self._region.ring.input(number)
+        return self._region.device_address + places.states + 8 * layer
 
     def ids_address(self, layer: int) -> int:
         """Where it sees the ids that the service sees."""
-        return self._region.device_address + self.places.ids[layer]
+        return self._shown_ids[layer]
 
     def known_ids_address(self, layer: int) -> int:
         """Where the consumer finds the ids: on the device for a stream's slot, else in the slot."""
@@ -97,7 +91,7 @@ class DeviceSlot:
 
     def rows_address(self, layer: int) -> int:
         """Where it sees a layer's rows."""
-        return self._region.device_address + self.places.rows[layer]
+        return self._rows[layer]
 
     def rows(self, layer: int, num_rows: int) -> torch.Tensor:
         """Returns a layer's rows: uint8 [num_rows, row_bytes], in place."""

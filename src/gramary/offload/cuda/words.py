@@ -1,7 +1,7 @@
 """Words of the shared memory as kernels read and write them.
 
 The memory is the host's, registered with CUDA; a kernel holds addresses in it as int64. Where the
-fields lie is said by `gramary.offload.memory.ring`.
+fields lie is said by `gramary.native.ring`.
 
 Source of the fence and of what it orders: PTX ISA 8.x, sections "Memory Consistency Model" and
 "membar/fence" (`fence.acq_rel.sys` is cumulative over what the thread has observed).

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from gramary.offload.lanes.consumer import require_slot, state_places, was_asked
+from gramary.offload.lanes.lane import Claim
 from gramary.offload.memory.region import Region
-from gramary.offload.ticket import Claim
 
 # How long to wait for a flag that may never come, because a call was broken off.
 GRACE_S = 0.2
@@ -43,7 +42,7 @@ class CanceledClaims:
         with self._turn:
             for claim in list(self._claims):
                 before = claim.number - len(self._region.ring.host_slots)
-                if self._region.released(require_slot(claim)) < before:
+                if self._region.released(claim.held_slot) < before:
                     continue
                 free_slot(self._region, claim, self._timeout_s)
                 self._claims.remove(claim)
@@ -57,14 +56,15 @@ def free_slot(region: Region, claim: Claim, timeout_s: float) -> None:
 
     Args:
         region: the shared memory.
-        claim: with a slot and a number.
+        claim: with a slot and a number; one without holds nothing.
         timeout_s: how long the flag of a published answer may take.
     """
-    slot = require_slot(claim)
-    if not was_asked(region, claim) or region.released(slot) >= claim.number:
+    slot, places = claim.slot, claim.states
+    if slot is None or places is None:
         return
-    places = state_places(region, claim)
-    for layer in range(region.ring.shape.num_layers):
+    if not region.was_asked(places, claim.number) or region.released(slot) >= claim.number:
+        return
+    for layer in range(region.num_layers):
         if layer in claim.settled:
             continue
         is_again = layer in claim.giving_up
@@ -81,9 +81,7 @@ def free_slot(region: Region, claim: Claim, timeout_s: float) -> None:
         may_be_ours = is_again and region.is_abandoned(places, claim.number, layer)
         region.wait_ready(slot, layer, GRACE_S if may_be_ours or claim.is_torn else timeout_s)
         claim.settled[layer] = ""
-    for layer in range(region.ring.shape.num_layers):
-        region.clear_ready(slot, layer)
-    region.release(slot, claim.number)
+    region.free_slot(slot, claim.number)
 
 
 __all__ = ["CanceledClaims", "free_slot"]

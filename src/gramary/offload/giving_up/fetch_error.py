@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 
 from gramary.errors import FetchTimeoutError, RowFetchError
-from gramary.offload.memory.ring import Failure
-from gramary.offload.ticket import Claim
+from gramary.native.ring import Failure
+from gramary.offload.lanes.lane import Claim
 
 # The largest number that the kernel returns as an error.
 MAX_ERRNO = 4095

@@ -8,14 +8,13 @@ import time
 from collections.abc import Callable
 
 from gramary.errors import FetchTimeoutError, no_threads
+from gramary.native.ring import SlotPlaces, StatePlaces
 from gramary.offload.giving_up.canceling import CanceledClaims
 from gramary.offload.giving_up.fetch_error import timed_out
-from gramary.offload.lanes.consumer import require_slot, state_places
-from gramary.offload.lanes.numbering import Quarantine
+from gramary.offload.giving_up.quarantine import Quarantine
+from gramary.offload.lanes.lane import Claim
 from gramary.offload.memory.region import Region
-from gramary.offload.memory.ring import InputPlaces, SlotPlaces
 from gramary.offload.service.base import Service
-from gramary.offload.ticket import Claim
 
 LOOK_EVERY_S = 0.02
 CLOSING_LOOK_EVERY_S = 0.001
@@ -25,7 +24,7 @@ CLOSING_LOOK_EVERY_S = 0.001
 class _Watched:
     """A request as the watchdog sees it: where it stands, and what to call it."""
 
-    places: SlotPlaces | InputPlaces
+    places: StatePlaces
     slot: SlotPlaces
     number: int
     name: str
@@ -146,21 +145,21 @@ class Watchdog:
             # Last: whoever wakes finds all of the above.
             self._region.raise_ready(request.slot, layer, request.number)
 
-    def _layers(self, places: SlotPlaces | InputPlaces, number: int) -> list[int]:
-        layers = range(self._region.ring.shape.num_layers)
+    def _layers(self, places: StatePlaces, number: int) -> list[int]:
+        layers = range(self._region.num_layers)
         return [i for i in layers if self._region.is_requested(places, number, i)]
 
     def _is_pending(self, claim: Claim) -> bool:
-        places = state_places(self._region, claim)
+        places = claim.held_states
         return not claim.is_canceled and bool(self._layers(places, claim.number))
 
     def _host_request(self, claim: Claim) -> _Watched | None:
         """Returns a claim's request, or None while the service waits for its slot."""
-        slot = require_slot(claim)
+        slot = claim.held_slot
         before = claim.number - len(self._region.ring.host_slots)
         if before > 0 and self._region.released(slot) < before:
             return None
-        return _Watched(state_places(self._region, claim), slot, claim.number, str(claim))
+        return _Watched(claim.held_states, slot, claim.number, str(claim))
 
     def _stream_request(self, slot: SlotPlaces) -> _Watched:
         number = self._region.slot_number(slot)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import json
 import os
@@ -57,17 +56,17 @@ class Tenancy:
         self._service: RowService | None = None
         self._index = 0
         settings = Settings(**description["settings"])
-        ring_places = ring_from(description)
         try:
+            # First, which finds the file to be as long as is said: a layout takes memory for it.
             region = self._map(**description["region"], is_region=True)
-            header = ring_places.header()
-            if ctypes.string_at(region.address, len(header)) != header:
+            layout = ring_from(description)
+            if not layout.has_header(region.address):
                 raise RowFetchError("description: the first descriptor is of no region")
             stores = tuple(self._open(layer, settings) for layer in description["layers"])
         except BaseException:
             self.close()
             raise
-        self.tenant = Tenant(region.address, ring_places.places(), stores, region.hold())
+        self.tenant = Tenant(region.address, layout, stores, region.hold())
 
     def seat(self, service: RowService, index: int) -> None:
         """Remembers which service serves it, as which of its tenants."""
