@@ -106,7 +106,7 @@ def test_every_ability_is_one_that_a_test_asks_for() -> None:
 
 
 def test_nothing_else_looks_at_the_machine_to_skip() -> None:
-    own = {"abilities.py", Path(__file__).name} | OTHER_REASONS.keys()
+    own = {"support/abilities.py", Path(__file__).name} | OTHER_REASONS.keys()
     skips = re.compile(r"pytest\.skip\(|mark\.skipif|importorskip|mark\.skip\b")
     found = [path for path in TESTS.rglob("*.py") if skips.search(path.read_text())]
     names = {str(path.relative_to(TESTS)) for path in found}

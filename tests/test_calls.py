@@ -9,8 +9,8 @@ CEILINGS = {
     "lookup, host": (14, 8),
     "embed, host": (19, 9),
     "embed, host+disk": (31, 12),
-    "request+wait, host lane": (110, 19),
-    "request+wait, stream lane": (117, 22),
+    "request+wait, host lane": (44, 12),
+    "request+wait, stream lane": (46, 12),
 }
 
 
