@@ -12,6 +12,7 @@ from children import run_child
 TESTS = Path(__file__).parent
 # Skips that are not about what the machine can do.
 OTHER_REASONS = {
+    "cli/test_hostile_arguments.py": "a number that means something to one of the options",
     "ple/test_prefix_cache.py": "the interpreter of kernels would take minutes for one case",
     "ple/test_run.py": "one case has a test of its own for a GPU",
     "test_empty_requests.py": "not every reader takes every batch and placement",

@@ -198,7 +198,7 @@ def test_kind_16_a_forked_child_makes_its_own(connector: Connector) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-@pytest.mark.remedy("ask for less")
+@pytest.mark.remedy("give max_tokens or num_slots a smaller number")
 def test_kind_16_slots_that_the_machine_has_no_memory_for(
     tables: list[Table], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,7 +210,7 @@ def test_kind_16_slots_that_the_machine_has_no_memory_for(
         return made(shape, registry)
 
     monkeypatch.setattr(setup, "Region", refuse)
-    with pytest.raises(CapacityError, match="ask for less"):
+    with pytest.raises(CapacityError, match="or num_slots a smaller number"):
         Connector(tables, max_tokens=17)
     with Connector(tables, max_tokens=16, settings=PATIENT) as connector:
         is_served(connector, tables, "host")

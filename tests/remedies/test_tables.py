@@ -127,9 +127,7 @@ def test_kind_16_disk_rows_without_files(folder: Path) -> None:
     Table.open(folder, placement="host=1KiB,disk").close()
 
 
-@pytest.mark.remedy(
-    "give the host fewer rows, or set GRAMARY_MEMORY_LIMIT_BYTES where the machine says too little"
-)
+@pytest.mark.remedy("or set GRAMARY_MEMORY_LIMIT_BYTES where the machine says too little")
 @pytest.mark.parametrize("remedy", ["fewer rows", "limit"])
 def test_kind_16_too_little_memory(
     folder: Path, monkeypatch: pytest.MonkeyPatch, remedy: str

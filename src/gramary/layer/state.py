@@ -9,6 +9,7 @@ import torch
 from gramary.arguments import require_integer
 from gramary.errors import ArgumentError, SlotError
 from gramary.layer.geometry import PLEGeometry
+from gramary.layer.window_memory import require_window_memory
 from gramary.ops.gate_conv import RANGES
 
 
@@ -84,12 +85,15 @@ class PLEState:
 
         Raises:
             ArgumentError: a number is none, or out of the range of `ops.gate_conv.RANGES`.
+            CapacityError: the windows need more memory than is free; nothing was taken.
         """
         num_requests = require_integer("num_requests", num_requests, 0)
         max_speculative_tokens = require_integer(
             "max_speculative_tokens", max_speculative_tokens, *RANGES["max_speculative_tokens"]
         )
         capacity = geometry.state_length + max_speculative_tokens + 1
+        window_bytes = capacity * geometry.channels * dtype.itemsize
+        require_window_memory(num_requests, window_bytes, torch.device(device))
         # No position below 0 is ever read, so a pool needs no zeros.
         pool = torch.empty(num_requests, capacity, geometry.channels, device=device, dtype=dtype)
         slots = torch.arange(num_requests, device=device)

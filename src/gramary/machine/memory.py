@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from gramary.errors import UnsupportedError
+from gramary.errors import CapacityError, UnsupportedError
 from gramary.machine.cgroups import cgroups_of, memory_room
 from gramary.settings import Settings
 
@@ -67,6 +67,25 @@ class HostRoom:
             f"{name} {size:,} B" for name, size in self.bounds(locking=locking).items()
         )
         return bounds + (f", shared by {self.local_ranks} ranks" if self.local_ranks > 1 else "")
+
+
+def require_room(what: str, num_bytes: int, room: HostRoom, *, locking: bool, remedy: str) -> None:
+    """Raises CapacityError where less memory is free than needed, before anything is taken.
+
+    Args:
+        what: what needs the memory, in the plural.
+        num_bytes: bytes that it needs.
+        room: what is free.
+        locking: whether the memory is to be locked (registered with CUDA).
+        remedy: what to do so that less is needed.
+    """
+    free = room.free_bytes(locking=locking)
+    if num_bytes > free:
+        raise CapacityError(
+            f"{what} need {num_bytes:,} bytes, but only {free:,} may be taken "
+            f"({room.describe(locking=locking)}); {remedy}, or set GRAMARY_MEMORY_LIMIT_BYTES "
+            "where the machine says too little"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

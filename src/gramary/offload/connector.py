@@ -37,6 +37,7 @@ from gramary.offload.setup import (
     make_lanes,
     make_region,
     make_service,
+    require_memory,
     require_worker,
     ring_shape,
 )
@@ -76,6 +77,7 @@ class Connector(Closing, ProcessBound):
 
     Raises:
         ArgumentError: an argument is out of its range.
+        CapacityError: the slots need more memory than is free; nothing was taken.
         LoadError, ClosedError: a table is not loaded, or closed.
         RowFetchError: the worker process does not come up.
         DependencyError: CUDA tables need Triton and cuda-bindings.
@@ -135,6 +137,7 @@ class Connector(Closing, ProcessBound):
     ) -> None:
         """Makes memory, service, device and lanes; each is among the parts before it runs."""
         parts, tables = self._parts, self._tables
+        require_memory(shape, tables[0].device, settings)
         parts.region = self._region = make_region(shape, tables[0].device)
         parts.service = self._service = make_service(worker, self._region, tables, settings, server)
         self._service.start()

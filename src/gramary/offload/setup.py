@@ -9,6 +9,7 @@ import torch
 
 from gramary.arguments import require_integer, require_type
 from gramary.errors import ArgumentError, CapacityError, DependencyError
+from gramary.machine.memory import read_host_room, require_room
 from gramary.offload.giving_up.quarantine import Quarantine
 from gramary.offload.lanes.direct import DirectLane
 from gramary.offload.lanes.host_lane import HostLane, HostRequests
@@ -16,7 +17,7 @@ from gramary.offload.lanes.lane import Lanes
 from gramary.offload.lanes.slot_lane import SlotParts
 from gramary.offload.lanes.stream_lane import StreamLane
 from gramary.offload.memory.region import Region
-from gramary.offload.memory.ring import RingShape
+from gramary.offload.memory.ring import Ring, RingShape
 from gramary.offload.service.base import Service, ThreadService
 from gramary.offload.service.process import ProcessService
 from gramary.offload.service.stores import store_arguments
@@ -34,6 +35,8 @@ INPUTS_PER_SLOT = 8
 # More than any machine serves in a forward; what goes beyond is a mistake of units.
 MAX_TOKENS = 1 << 24
 MAX_SLOTS = 1 << 10
+
+_LESS = "give max_tokens or num_slots a smaller number"
 
 # Streams that may request: the main one, one for captures, and two to spare.
 NUM_CUDA_STREAMS = 4
@@ -59,6 +62,30 @@ def ring_shape(tables: Sequence[Table], max_tokens: int, num_slots: int) -> Ring
     )
 
 
+def require_memory(shape: RingShape, device: torch.device, settings: Settings) -> None:
+    """Compares the memory of a ring with what the machine has free, before any of it is taken.
+
+    Args:
+        shape: the ring's sizes.
+        device: the tables' device; for a CUDA device the memory is locked.
+        settings: `memory_limit_bytes` and `local_ranks` are used.
+
+    Raises:
+        CapacityError: it would not fit; the message has the numbers.
+    """
+    require_room(
+        f"the slots of a connector with {_sizes(shape)}",
+        Ring(shape).num_bytes,
+        read_host_room(settings),
+        locking=device.type == "cuda",
+        remedy=_LESS,
+    )
+
+
+def _sizes(shape: RingShape) -> str:
+    return f"max_tokens={shape.max_tokens} and num_slots={shape.num_host_slots}"
+
+
 def make_region(shape: RingShape, device: torch.device) -> Region:
     """Returns the memory, registered where a GPU reads and writes it.
 
@@ -72,8 +99,7 @@ def make_region(shape: RingShape, device: torch.device) -> Region:
         return Region(shape, registry)
     except OSError as error:
         raise CapacityError(
-            f"max_tokens={shape.max_tokens} and num_slots={shape.num_host_slots}: the machine "
-            f"refused the memory of the slots ({error}); ask for less"
+            f"{_sizes(shape)}: the machine refused the memory of the slots ({error}); {_LESS}"
         ) from error
 
 
@@ -112,6 +138,7 @@ def make_device(
     """Returns the tables' CUDA device, to be started; None for CPU tables.
 
     Raises:
+        CapacityError: the device has not the memory for the slots' ids.
         DependencyError: Triton or `cuda-bindings` is missing.
     """
     device = tables[0].device
@@ -122,7 +149,13 @@ def make_device(
         from gramary.offload.cuda.streams import CudaStreams
     except ImportError as error:
         raise DependencyError("CUDA tables need triton: pip install 'gramary[cuda]'") from error
-    return CudaDevice(region, service, tables, settings, quarantine, CudaStreams(device))
+    try:
+        return CudaDevice(region, service, tables, settings, quarantine, CudaStreams(device))
+    except torch.OutOfMemoryError as error:
+        raise CapacityError(
+            f"{device} has not the memory for the row ids of a connector with "
+            f"{_sizes(region.ring.shape)}: {error}; {_LESS}"
+        ) from error
 
 
 def make_lanes(
@@ -172,6 +205,7 @@ __all__ = [
     "make_lanes",
     "make_region",
     "make_service",
+    "require_memory",
     "require_worker",
     "ring_shape",
 ]

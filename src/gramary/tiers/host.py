@@ -8,7 +8,13 @@ from collections.abc import Mapping
 import torch
 
 from gramary.errors import CapacityError, ClosedError
-from gramary.machine.memory import HostRoom, HugePages, read_host_room, read_huge_pages
+from gramary.machine.memory import (
+    HostRoom,
+    HugePages,
+    read_host_room,
+    read_huge_pages,
+    require_room,
+)
 from gramary.native import rows as native_rows
 from gramary.native.memory import HostMapping, Pages
 from gramary.native.rows import RowExtent
@@ -81,7 +87,9 @@ class HostTier(Tier):
         if options.shared is not None:
             self._mapping, self.is_filled = options.shared, options.shared.is_filled
         else:
-            _require_room(self.nbytes, options.room or read_host_room(settings), is_locking)
+            room = options.room or read_host_room(settings)
+            remedy = "give the host fewer rows"
+            require_room("host rows", self.nbytes, room, locking=is_locking, remedy=remedy)
             self._mapping = _take_memory(self.nbytes, huge_pages if wants_huge else None, options)
         self._registration: Registration | None = None
         try:
@@ -174,17 +182,6 @@ class HostTier(Tier):
             self._registration = None
         self.rows = torch.empty(0, self.row_bytes, dtype=torch.uint8, device="cpu")
         self._mapping.close()
-
-
-def _require_room(num_bytes: int, room: HostRoom, is_locking: bool) -> None:
-    """Raises CapacityError where less is free than needed, before anything is taken."""
-    free = room.free_bytes(locking=is_locking)
-    if num_bytes > free:
-        raise CapacityError(
-            f"host rows need {num_bytes:,} bytes, but only {free:,} may be taken "
-            f"({room.describe(locking=is_locking)}); give the host fewer rows, or set "
-            "GRAMARY_MEMORY_LIMIT_BYTES where the machine says too little"
-        )
 
 
 def _take_memory(num_bytes: int, huge_pages: HugePages | None, options: HostOptions) -> HostMapping:

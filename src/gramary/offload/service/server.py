@@ -32,6 +32,9 @@ from gramary.settings import Settings, chosen_settings, inherited_environment
 
 STOP_TIMEOUT_S = 5.0
 
+# As `Settings.local_ranks` has it.
+MAX_RANKS = 4096
+
 # Of a Unix socket, its end included.
 MAX_PATH_BYTES = 107
 
@@ -60,7 +63,7 @@ class RowServer(Closing, ProcessBound):
     remedy = "it is this process's; pass its address on, for Connector(server=address)"
 
     def __init__(self, num_ranks: int, *, settings: Settings | None = None) -> None:
-        num_ranks = require_integer("num_ranks", num_ranks, 1)
+        num_ranks = require_integer("num_ranks", num_ranks, 1, MAX_RANKS)
         settings = chosen_settings(settings)
         # Of mode 0700; the worker removes it when it ends.
         folder = make_folder()
