@@ -69,22 +69,22 @@ def test_kind_28_the_limit_that_is_set_counts_and_a_smaller_one_fits() -> None:
                 assert torch.equal(rows, expected_rows(table, batch))
 
 
+@pytest.mark.needs("triton")
 def test_kind_28_what_a_gpu_has_no_memory_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ids of the streams' slots lie on the device."""
-    pytest.importorskip("triton")
     from gramary.offload import setup
 
     def refuse(*_: object) -> None:
         raise torch.OutOfMemoryError("tried to allocate 4 TiB")
 
-    monkeypatch.setattr("gramary.offload.cuda.side.CudaSide", refuse)
+    monkeypatch.setattr("gramary.offload.cuda.device.CudaDevice", refuse)
     monkeypatch.setattr("gramary.offload.cuda.streams.CudaStreams", lambda device: device)
     with make_table() as table:
         region = setup.make_region(ring_shape([table], 16, 2), table.device)
         on_gpu: Any = SimpleNamespace(device=torch.device("cuda", 0))
         nothing: Any = None
         with pytest.raises(CapacityError, match="max_tokens=16 and num_slots=2: tried"):
-            setup.make_side(region, nothing, [on_gpu], Settings(), nothing)
+            setup.make_device(region, nothing, [on_gpu], Settings(), nothing)
         region.close()
 
 

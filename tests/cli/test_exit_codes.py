@@ -27,7 +27,7 @@ sys.meta_path.insert(0, Bell())
 # Does something once the command has begun its work.
 AT_WORK = """
 import atexit, os, threading, time
-from gramary import source
+from gramary.files import source
 find_sources = source.find_sources
 def find(path):
     {action}

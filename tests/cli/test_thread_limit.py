@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from children import run_child
 from commands import WHOLE, run_command
-from strangers import open_to_all
+from strangers import folder_for_all
 
 from gramary.cli import thread_room
 
@@ -20,9 +21,8 @@ TOLD = "more threads may be started here: libraries work on one thread each; rai
 
 @pytest.fixture
 def model(make_checkpoint: Callable[..., Path]) -> Iterator[Path]:
-    folder = make_checkpoint(codec="fp8")
-    with open_to_all(folder):
-        yield folder
+    with folder_for_all() as folder:
+        yield Path(shutil.copytree(make_checkpoint(codec="fp8"), folder / "model"))
 
 
 def run_limited(num_threads: int, *words: object) -> subprocess.CompletedProcess[str]:
@@ -34,17 +34,18 @@ def run_limited(num_threads: int, *words: object) -> subprocess.CompletedProcess
     "num_threads", [0, *(pytest.param(n, marks=pytest.mark.needs("superuser")) for n in (1, 2, 5))]
 )
 def test_kind_19_a_pack_is_built_and_checked_with_few_threads(
-    model: Path, tmp_path: Path, num_threads: int
+    model: Path, num_threads: int
 ) -> None:
-    ours, theirs = tmp_path / "ours.pack", tmp_path / "theirs.pack"
-    assert run_command("pack", model, ours) == 0
-    with open_to_all(tmp_path):
+    with folder_for_all() as folder:
+        folder.chmod(0o777)
+        ours, theirs = folder / "ours.pack", folder / "theirs.pack"
+        assert run_command("pack", model, ours) == 0
         for words in (("pack", model, theirs), ("verify", ours, "--against", model)):
             done = run_limited(num_threads, *words)
             assert done.returncode == 0, done.stderr
             assert f"only {num_threads} {TOLD}" in done.stderr
             assert done.stderr.count("\n") == 1
-    assert theirs.read_bytes() == ours.read_bytes()
+        assert theirs.read_bytes() == ours.read_bytes()
 
 
 @pytest.mark.parametrize(("command", "words"), [
@@ -74,7 +75,7 @@ def test_kind_19_what_needs_a_thread_says_so(model: Path) -> None:
 
 def test_kind_19_libraries_are_imported_without_threads(model: Path, tmp_path: Path) -> None:
     """OpenBLAS interrupts the process, OpenMP ends it: in an interpreter that imports them."""
-    script = f"sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+    script = f"sys.path.insert(0, {str(Path(__file__).parents[1] / 'support')!r})\n"
     script = "import sys\n" + script + LIMITED.format(0) + WHOLE
     done = subprocess.run(
         [sys.executable, "-c", script, "pack", str(model), str(tmp_path / "table.pack")],

@@ -31,6 +31,11 @@ def tensors_of(state: PLEState) -> list[torch.Tensor]:
     return [state.conv_state, state.tokens, state.positions, state._highest, state._base]
 
 
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Compares bits: what no token has written yet may be no number."""
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
 def batch_of(layer: PLELayer, lengths: list[int], seed: int) -> tuple[torch.Tensor, ...]:
     generator = torch.Generator().manual_seed(seed)
     total = sum(lengths)
@@ -70,7 +75,7 @@ def test_kind_15_a_forward_that_is_interrupted_can_be_repeated_or_says_that_it_c
             assert torch.equal(layer(*batch, state=state), expected)
             outcomes.add("repeated")
         for got, wanted in zip(tensors_of(state)[:3], tensors_of(expected_state), strict=False):
-            assert torch.equal(got, wanted)
+            assert same_bits(got, wanted)
 
     interrupt_everywhere(
         lambda: layer(*batch, state=states[0]),
@@ -109,7 +114,7 @@ def test_kind_26_a_forward_that_is_refused_changes_no_state(layer: PLELayer) -> 
         with pytest.raises(GramaryError):
             call()
         for got, before in zip(tensors_of(state), others, strict=True):
-            assert torch.equal(got, before)
+            assert same_bits(got, before)
         assert not state._is_running
         assert not wide._is_running
     state.rewind([5, 5])

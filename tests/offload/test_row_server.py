@@ -383,7 +383,7 @@ def test_spans_of_the_worker_come_to_the_engine(server: RowServer) -> None:
 
 
 def test_mistakes_are_named(server: RowServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ArgumentError, match="num_ranks: expected an integer of at least 1, got 0"):
+    with pytest.raises(ArgumentError, match="num_ranks: expected an integer from 1 to 4096, got 0"):
         RowServer(0)
     with pytest.raises(ArgumentError, match="settings: expected a Settings, got 'fast'"):
         RowServer(1, settings="fast")  # type: ignore[arg-type]
