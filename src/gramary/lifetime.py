@@ -119,4 +119,9 @@ class Lifetime:
             pass
 
 
-__all__ = ["Closable", "Closing", "Lifetime"]
+# Calls that belong to no object yet, such as one that opens a table: the end of the interpreter
+# waits for them too, and refuses later ones.
+calls_without_object = Lifetime("interpreter")
+
+
+__all__ = ["Closable", "Closing", "Lifetime", "calls_without_object"]

@@ -14,7 +14,7 @@ from gramary.errors import LoadError
 from gramary.files.layout import TableSource
 from gramary.files.source import open_source
 from gramary.flat_batch import FlatBatch
-from gramary.lifetime import Closable, Closing, Lifetime
+from gramary.lifetime import Closable, Closing, Lifetime, calls_without_object
 from gramary.model.codecs import Codec
 from gramary.model.hashing import HashSpec
 from gramary.ops import opaque
@@ -101,18 +101,19 @@ class Table(Closing):
             RowReadError: a file cannot be read.
             ArgumentError: an argument is out of its range.
         """
-        source = open_source(path, layer)
-        options: dict[str, Any] = {
-            "placement": placement,
-            "device": device,
-            "kv_bytes": kv_bytes,
-            "shard": shard,
-            "shard_by": shard_by,
-            "share": share,
-            "settings": settings,
-        }
-        recipe = OpenRecipe(os.path.abspath(path), layer, source.model_id, options)
-        return cls._open_by(recipe, source, progress)
+        with calls_without_object.using():
+            source = open_source(path, layer)
+            options: dict[str, Any] = {
+                "placement": placement,
+                "device": device,
+                "kv_bytes": kv_bytes,
+                "shard": shard,
+                "shard_by": shard_by,
+                "share": share,
+                "settings": settings,
+            }
+            recipe = OpenRecipe(os.path.abspath(path), layer, source.model_id, options)
+            return cls._open_by(recipe, source, progress)
 
     @classmethod
     def from_source(

@@ -12,6 +12,7 @@ import errno
 import functools
 import importlib
 import logging
+import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -155,8 +156,20 @@ def run(words: Sequence[str]) -> int:
     return signals.signal_code() or code
 
 
+def _can_be_a_word(word: str) -> bool:
+    """Returns whether the system could pass a word to a process; a caller in Python may not."""
+    try:
+        return b"\0" not in os.fsencode(word)
+    except UnicodeEncodeError:
+        return False
+
+
 def _invoke(words: list[str], options: Options) -> int:
     """Runs a command and returns its exit code; says what is wrong with its words."""
+    for word in words:
+        if not _can_be_a_word(word):
+            complain(f"{word!r}: expected a word that the system can pass to a process")
+            return EXIT_ERROR
     with signals.importing():
         app = build_app()
     try:

@@ -60,6 +60,7 @@ class ShardOrder:
                 f"num_shards: expected an integer of at least 1 or None, got {num_shards!r}"
             )
         self.num_rows = num_rows
+        self._num_shards = num_shards
         self._rows_each = None if num_shards is None else max(1, -(-num_rows // num_shards))
 
     def rows_of(self, index: int, num_rows: int) -> tuple[int, int]:
@@ -75,6 +76,10 @@ class ShardOrder:
         """
         if type(index) is not int or index < 0:
             raise ShardError(f"index: expected a shard number of at least 0, got {index!r}")
+        if self._num_shards is not None and index >= self._num_shards:
+            raise ShardError(
+                f"index: expected a shard number below {self._num_shards}, got {index}"
+            )
         rows_each = self._rows_each or self._derive(index, num_rows)
         first_row = min(index * rows_each, self.num_rows)
         expected = min(rows_each, self.num_rows - first_row)
