@@ -10,9 +10,10 @@ import typing
 if typing.TYPE_CHECKING:
     from gramary import errors, pipeline, ple
     from gramary.batch import Batch
-    from gramary.layer import PLELayer
+    from gramary.layer import PLELayer, PLEState
+    from gramary.model.codecs import Codec
     from gramary.model.hashing import HashSpec
-    from gramary.offload import Connector
+    from gramary.offload import Connector, RowServer, Ticket
     from gramary.ops.hash import ngram_ids
     from gramary.placement.plan import Placement, plan_placement
     from gramary.settings import Settings
@@ -23,13 +24,17 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Batch",
+    "Codec",
     "Connector",
     "HashSpec",
     "PLELayer",
+    "PLEState",
     "Placement",
+    "RowServer",
     "Settings",
     "SlotPool",
     "Table",
+    "Ticket",
     "__version__",
     "errors",
     "ngram_ids",
@@ -41,13 +46,17 @@ __all__ = [
 # The module that has each name; a name that is not here is a module itself.
 _MODULES = {
     "Batch": "gramary.batch",
+    "Codec": "gramary.model.codecs",
     "Connector": "gramary.offload",
     "HashSpec": "gramary.model.hashing",
     "PLELayer": "gramary.layer",
+    "PLEState": "gramary.layer",
     "Placement": "gramary.placement.plan",
+    "RowServer": "gramary.offload",
     "Settings": "gramary.settings",
     "SlotPool": "gramary.slots",
     "Table": "gramary.table",
+    "Ticket": "gramary.offload",
     "ngram_ids": "gramary.ops.hash",
     "plan_placement": "gramary.placement.plan",
 }
@@ -66,5 +75,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """Returns the public names, those that were not asked for yet too."""
-    return sorted({*globals(), *__all__})
+    """Returns the public names, also those that were not asked for yet."""
+    return sorted(__all__)

@@ -19,6 +19,7 @@ from gramary.model.codecs import Codec
 from gramary.model.hashing import HashSpec
 from gramary.ops import opaque
 from gramary.ops.result_buffer import refuse_overlap
+from gramary.placement.grammar import format_bytes
 from gramary.placement.plan import Placement, require_fitting
 from gramary.reading import compiled
 from gramary.reading.arguments import flat_row_ids, is_traced, require_device, result_buffer
@@ -407,6 +408,18 @@ class Table(Closing):
         """
         with self._life.using():
             self._store.check_integrity()
+
+    def __repr__(self) -> str:
+        """Returns the encoding, and where the rows are, in one line."""
+        where = [
+            f"{tier.num_rows:,} rows ({format_bytes(tier.nbytes)}) {tier.name}"
+            for tier in self._store.tiers
+        ]
+        if self._life.closed:
+            where = ["closed"]
+        elif not self._store.is_readable:
+            where = ["not loaded"]
+        return f"<gramary.Table {self.codec.name}: {', '.join(where)}>"
 
     def __copy__(self) -> Table:
         return self

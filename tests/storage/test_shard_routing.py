@@ -101,7 +101,7 @@ def test_an_ambiguous_shard_asks_for_the_number() -> None:
 
 @pytest.mark.parametrize(
     ("num_shards", "index", "num_rows", "problem"),
-    [(3, 0, 3, "expected 4 rows"), (3, 2, 4, "expected 2 rows"), (3, 3, 1, "a shard number below 3, got 3"),
+    [(3, 0, 3, "expected 4 rows"), (3, 2, 4, "expected 2 rows"), (3, 3, 1, "below 3, got 3"),
      (None, 0, 11, "no division of 10 rows"), (None, -1, 2, "at least 0"),
      (None, 9, 2, "no division")],
 )  # fmt: skip

@@ -64,6 +64,15 @@ class PLEState:
         if history is not None:
             self._fill(history)
 
+    def __repr__(self) -> str:
+        """Returns the sizes in one line; nothing on the device is read."""
+        pool = self.conv_state
+        return (
+            f"<gramary.PLEState: {self.slots.shape[0]} requests, up to "
+            f"{self.max_speculative_tokens} drafts, {pool.shape[0]} slots of {pool.dtype} on "
+            f"{pool.device}>"
+        )
+
     @classmethod
     def fresh(
         cls,

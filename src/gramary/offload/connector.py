@@ -152,6 +152,15 @@ class Connector(Closing, ProcessBound):
             self._device,
         )  # fmt: skip
 
+    def __repr__(self) -> str:
+        """Returns its sizes and how many tickets are under way, in one line."""
+        limits, num_open = self._limits, sum(not claim.is_released for claim in list(self._claims))
+        state = "closed" if self._is_closed else f"{num_open} tickets under way"
+        return (
+            f"<gramary.Connector: {len(self._tables)} tables on {self._tables[0].device}, "
+            f"max_tokens={limits.max_tokens}, num_slots={limits.num_host_slots}, {state}>"
+        )
+
     def request(self, batch: Batch) -> Ticket:
         """Asks for the rows of a batch and returns at once; host tensors are copied.
 

@@ -31,6 +31,15 @@ class Ticket(ProcessBound):
         self.claim = claim
         claim.owner = weakref.ref(self)
 
+    def __repr__(self) -> str:
+        """Returns its lane, its size and whether it is still under way, in one line."""
+        state = "under way"
+        if self.claim.is_canceled:
+            state = "cancelled"
+        elif self.claim.is_released:
+            state = "finished"
+        return f"<gramary.Ticket: {self.claim}, {state}>"
+
     @property
     def lane(self) -> str:
         """Which lane it took: "host", "stream", or "direct" where the table itself reads."""

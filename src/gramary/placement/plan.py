@@ -84,6 +84,14 @@ class Placement:
         """The extents that hold at least one row."""
         return tuple(extent for extent in self.extents if extent.num_rows)
 
+    def __repr__(self) -> str:
+        """Returns the request and what each tier got, in one line."""
+        got = ", ".join(
+            f"{extent.num_rows:,} rows ({format_bytes(extent.nbytes)}) {extent.tier}"
+            for extent in self.filled
+        )
+        return f"<gramary.Placement {self.request!r}: {got or 'no rows'}>"
+
     def extent(self, tier: str) -> Extent | None:
         """Returns the extent of a tier that holds rows, None where it holds none."""
         return next((extent for extent in self.filled if extent.tier == tier), None)

@@ -84,6 +84,14 @@ class SlotPool(ProcessBound):
         # out, so that runs repeat.
         self._candidates = [s for s in range(conv_state.shape[0]) if s not in self._protected]
 
+    def __repr__(self) -> str:
+        """Returns how its slots are used, in one line."""
+        num_live = len(self.live_slots)
+        return (
+            f"<gramary.SlotPool: {num_live} live, {len(self._held) - num_live} checkpoints, "
+            f"{self.num_free} free, {len(self._protected)} protected>"
+        )
+
     @property
     def num_free(self) -> int:
         """Slots that can be handed out."""
