@@ -20,14 +20,24 @@ HEAD = """\
 <!-- Written by tools/write_measurements_page.py from the receipts in benchmarks/results/. -->
 
 Each line is a median of a candidate and of its baseline, taken in alternation in one run after
-their results were found equal; the ratio is candidate / baseline, so less is better. A promise
+their results were found equal. ratio = candidate / baseline; lower is better. A promise
 without a unit is about the ratio, one with a plus sign about the difference of the medians, one
 with "worst" about the largest sample, any other about the candidate's median. A receipt holds every
 sample, the command, the revision, the versions and what was warm or cold. Tests, fuzzing and
 soaking are counted; how often within one file stands in the receipt.
 
+On a GPU, `vllm` is vLLM 0.33.0's own functions in the same run, uniform random tokens, CUDA
+graphs. A decode step through a `Connector` is `request` and `wait` in a captured graph, with
+nothing between them to hide behind; `device` is the same step with all rows in GPU memory. A graph
+holds 20 steps with tokens of their own and is replayed, so the CPU's caches may hold the rows.
+"Idle" is how long a prefill chunk waits for its rows. The machines with two CPU cores are shared,
+so only ratios count there.
+
 """
-COLUMNS = "| work | candidate | median | baseline | median | ratio | promised | receipt |\n"
+COLUMNS = (
+    "| work | candidate | candidate median | baseline | baseline median | ratio "
+    "| promised | receipt |\n"
+)
 RULE = "|---|---|---:|---|---:|---:|---|---|\n"
 COUNT_COLUMNS = "| run | counted | failures | length | receipt |\n"
 COUNT_RULE = "|---|---|---:|---:|---|\n"

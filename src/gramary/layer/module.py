@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -72,6 +72,7 @@ class PLELayer(nn.Module):
             require_type("table", table, Table)
         device = torch.device(device or (table.device if table is not None else "cpu"))
         self.table = table
+        self._owns_table = False
         channels, hidden_size = geometry.channels, geometry.hidden_size
         embed_dim = geometry.spec.embed_dim
         options: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -110,7 +111,8 @@ class PLELayer(nn.Module):
             path: the folder.
             layer: dense index among the PLE layers; None is the first (`Table.open` asks for it
                 where there are several).
-            table: an open table of this layer; None opens one, `layer.table.close()` closes it.
+            table: an open table of this layer, which stays the caller's; None opens one, which
+                `close` closes.
             device: as for `PLELayer`.
             dtype: None is the key projection's own.
             **open_options: for `Table.open`, such as `placement`.
@@ -135,7 +137,22 @@ class PLELayer(nn.Module):
             if table is None:
                 opened.close()
             raise
+        module._owns_table = table is None
         return module
+
+    def close(self) -> None:
+        """Closes the table that `from_checkpoint` opened, for copies of the layer too.
+
+        A table that the caller passed stays open. More calls do nothing.
+        """
+        if self._owns_table and self.table is not None:
+            self.table.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def device(self) -> torch.device:
