@@ -12,6 +12,13 @@ from pathlib import Path
 import pytest
 from commands import WHOLE, run_process
 
+# Whoever started the tests may have its jobs ignore signals, as a shell without job control does.
+HEARD = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+for number in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)
+"""
 # Sends itself a signal when a module is first imported.
 AT_IMPORT = """
 import os, signal, sys
@@ -61,7 +68,7 @@ def model(make_checkpoint: Callable[..., Path]) -> Path:
 )
 def test_kind_25_an_interrupt_during_an_import_is_130(model: Path, module: str) -> None:
     """numpy, imported inside torch, swallows the exception; other modules make another of it."""
-    script = AT_IMPORT.format(module=module, number=int(signal.SIGINT)) + WHOLE
+    script = HEARD + AT_IMPORT.format(module=module, number=int(signal.SIGINT)) + WHOLE
     done = subprocess.run(
         [sys.executable, "-c", script, "plan", str(model)],
         capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60,
@@ -74,7 +81,7 @@ def test_kind_25_an_interrupt_during_an_import_is_130(model: Path, module: str) 
 def test_kind_25_a_signal_has_its_code_to_the_last_moment(
     model: Path, moment: str, number: signal.Signals
 ) -> None:
-    done = run_process(LATE[moment].format(number=int(number)), ["plan", model])
+    done = run_process(HEARD + LATE[moment].format(number=int(number)), ["plan", model])
     assert (done.returncode, done.stderr) == (128 + number, "")
 
 
@@ -107,7 +114,7 @@ def publish(self, *_):
 PartialFile.publish = publish
 """
     begin = time.monotonic()
-    assert run_process(stuck, ["pack", model, pack]).returncode == 143
+    assert run_process(HEARD + stuck, ["pack", model, pack]).returncode == 143
     assert time.monotonic() - begin < 15
     assert (tmp_path / "put in order").exists()
     assert not pack.exists()
