@@ -17,7 +17,7 @@ HOUSE_TESTS := tests/test_layers.py tests/test_exports.py tests/test_documentati
 CHECKS := check-installed check-format check-lint check-types check-native check-docstrings \
 	check-numbers check-house
 
-.PHONY: setup setup-check demo test check $(CHECKS) format pages bench wheel check-wheel \
+.PHONY: setup setup-check demo test check $(CHECKS) format pages bench sanitize wheel check-wheel \
 	check-environments clean
 
 setup:
@@ -53,7 +53,7 @@ check-types:
 	$(VENV_PYTHON) -m mypy
 
 check-native:
-	.venv/bin/clang-format --dry-run -Werror $$(find csrc -name '*.?pp')
+	.venv/bin/clang-format --dry-run -Werror $$(find csrc tests/native -name '*.?pp')
 
 check-docstrings:
 	.venv/bin/interrogate --quiet src
@@ -69,7 +69,7 @@ check-house:
 format: setup-check
 	$(VENV_PYTHON) -m ruff format .
 	$(VENV_PYTHON) -m ruff check --fix .
-	.venv/bin/clang-format -i $$(find csrc -name '*.?pp')
+	.venv/bin/clang-format -i $$(find csrc tests/native -name '*.?pp')
 
 # Writes what the documentation takes from receipts and from the code.
 pages: setup
@@ -81,6 +81,11 @@ pages: setup
 
 bench: setup
 	$(VENV_PYTHON) -m benchmarks.run $(ARGS)
+
+# The core's threads under ThreadSanitizer, then AddressSanitizer with UndefinedBehaviorSanitizer.
+# Takes some ten minutes of two cores the first time: most of it compiles.
+sanitize: setup
+	$(VENV_PYTHON) -m tools.sanitize_threads
 
 # The source archive and the wheels of a release, in dist/; see CONTRIBUTING.md.
 wheel:
