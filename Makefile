@@ -11,7 +11,7 @@ TESTS ?= tests
 JOBS ?= 2
 
 # Tests that look at the tree itself: layers, exported names, documentation, receipts.
-HOUSE_TESTS := tests/test_layers.py tests/test_exports.py tests/test_documentation.py \
+HOUSE_TESTS := tests/test_layers.py tests/test_exports.py tests/test_types.py tests/test_documentation.py \
 	tests/benchmarks/test_receipts.py tests/tools/test_check_numbers.py
 
 CHECKS := check-installed check-format check-lint check-types check-native check-docstrings \
