@@ -81,14 +81,62 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name}: {target} does not exist"
 
 
+def test_the_way_of_a_row_leads_to_files_and_names() -> None:
+    """What the steps of architecture.md name in brackets is defined in the file beside it."""
+    page = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+    way = page[page.index("## The way of a token") : page.index("## Rooms")]
+    package = REPOSITORY / "src" / "gramary"
+    files = re.findall(r"`([a-z_/]+\.py)`", way)
+    assert len(files) > 15
+    for file in files:
+        assert (package / file).exists(), file
+    named = re.findall(r"`([a-z_/]+\.py)` \(`(?:\w+\.)?(\w+)`\)", way)
+    assert len(named) >= 3
+    for file, name in named:
+        assert f"def {name}(" in (package / file).read_text(encoding="utf-8"), f"{file}: no {name}"
+
+
 def test_the_python_of_the_readme_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
     page = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) >= 2
+    for name in ("Table.open", "integrations.transformers", "Connector", "PLELayer"):
+        assert any(name in block for block in blocks), f"no example of {name}"
     for block in blocks:
         assert "models/tiny" in block
         exec(block, {"__name__": "readme"})
+
+
+def test_the_python_of_the_page_on_transformers_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    page = (REPOSITORY / "docs" / "transformers.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(block, {"__name__": "page"})
+
+
+def test_the_readme_is_short() -> None:
+    page = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    assert len(page.splitlines()) <= 130
+    assert len(re.findall(r"^\|.*`[\w.-]+\.json` \|$", page, re.MULTILINE)) <= 8
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    links = LINK.findall((REPOSITORY / "README.md").read_text(encoding="utf-8"))
+    missing = {str(page.relative_to(REPOSITORY)) for page in PAGES[1:]} - set(links)
+    assert not missing, f"README.md has no link to {sorted(missing)}"
+
+
+def test_the_files_that_pages_name_are_there() -> None:
+    """A path in backticks exists, from the top of the tree, or of the package or the core."""
+    source = REPOSITORY / "src"
+    folders = (REPOSITORY, source, source / "gramary", REPOSITORY / "csrc")
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        found = re.findall(r"`((?:src/gramary|csrc|tests|tools|benchmarks)/[\w./*]+)`", text)
+        found += re.findall(r"`([a-z_]\w*(?:/\w+)+\.(?:py|[ch]pp))`", text)
+        for path in found:
+            is_there = any(any(folder.glob(path)) for folder in folders)
+            assert is_there, f"{page.name}: {path} does not exist"
 
 
 def test_the_readme_names_every_command() -> None:

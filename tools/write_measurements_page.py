@@ -1,6 +1,6 @@
 """Writes docs/measurements.md from the receipts: python -m tools.write_measurements_page
 
-The README's rows, which are some of the page's, are written anew too.
+The README's rows, which are some of the page's, are written again too.
 """
 
 import functools
@@ -19,30 +19,58 @@ HEAD = """\
 
 <!-- Written by tools/write_measurements_page.py from the receipts in benchmarks/results/. -->
 
-Each line is a median of a candidate and of its baseline, taken in alternation in one run after
-their results were found equal. ratio = candidate / baseline; lower is better. A promise
-without a unit is about the ratio, one with a plus sign about the difference of the medians, one
-with "worst" about the largest sample, any other about the candidate's median. A receipt holds every
-sample, the command, the revision, the versions and what was warm or cold. Tests, fuzzing and
-soaking are counted; how often within one file stands in the receipt.
+Each line compares a candidate with its baseline: medians, measured in alternation in one run,
+after their results were found equal. ratio = candidate / baseline; lower is better. A promise
+without a unit limits the ratio, one with a plus sign the difference of the medians, one with
+"worst" the largest sample, any other the candidate's median. "Cold": the rows, or the files, are in
+no cache; the receipt says which cache is meant. A receipt holds every sample, the command, the
+revision and the versions. Tests, fuzzing and soaking are counted; the receipt has the counts of
+each file.
 
-On a GPU, `vllm` is vLLM 0.33.0's own functions in the same run, uniform random tokens, CUDA
-graphs. A decode step through a `Connector` is `request` and `wait` in a captured graph, with
-nothing between them to hide behind; `device` is the same step with all rows in GPU memory. A graph
-holds 20 steps with tokens of their own and is replayed, so the CPU's caches may hold the rows.
-"Idle" is how long a prefill chunk waits for its rows. The machines with two CPU cores are shared,
-so only ratios count there.
+- `vllm` is vLLM 0.33.0's own functions in the same run, with uniform random tokens in CUDA graphs.
+- "Embed" reads the rows of a batch's tokens; "state of the layer" is `ple.run`.
+- A "decode step" is `request` and `wait` of a `Connector` in a captured graph, with nothing between
+  them to hide behind; `device` is the same step with all rows in GPU memory. A graph holds 20 steps
+  with tokens of their own and is replayed, so the CPU's caches may hold the rows.
+- "Wait of a prefill chunk" is how long the layer stands still because rows are not there yet.
+- The machines with two CPU cores are shared, so only ratios count there.
+
+![Time against batch size on a GPU, by placement](pictures/embed_gpu.svg)
 
 """
 COLUMNS = (
-    "| work | candidate | candidate median | baseline | baseline median | ratio "
-    "| promised | receipt |\n"
+    "| work | cache | candidate | its median | baseline | baseline's median | ratio | promised "
+    "| receipt |\n"
 )
-RULE = "|---|---|---:|---|---:|---:|---|---|\n"
+RULE = "|---|---|---|---:|---|---:|---:|---|---|\n"
 COUNT_COLUMNS = "| run | counted | failures | length | receipt |\n"
 COUNT_RULE = "|---|---|---:|---:|---|\n"
 # Counts of a run that are of one file or module of it: too many for a line.
 _OF_ONE_FILE = re.compile(r"^src/|^passed in tests\.")
+
+# Names of cases in receipts, in words for readers: which benchmark's, what is replaced, by what.
+_NAMES = (
+    (".*", r", (?:cold|warm)\b", ""),  # a column says it
+    (".*", r"\b1 (token|request)(?:s|\(s\))", r"1 \1"),
+    (".*", r"\(s\)", "s"),
+    (".*", r"^idle a chunk", "wait of a prefill chunk"),
+    (".*", r" whose gather is hidden", ", read early enough"),
+    ("embed_gpu", r"^device ", "embed from GPU memory, "),
+    ("embed_gpu|gpu_host_path", r"^host (fp8)?,? ?", r"embed from host memory, \1 "),
+    ("embed_gpu", r"^split ", "embed from GPU and host memory, "),
+    ("embed_cpu", r"^", "embed, "),
+    ("gpu_state|state_cpu", r"^(?=decode|prefill)", "state of the layer, "),
+    ("ngram_ids", r"^", "hash "),
+    (".*", r"  +", " "),
+)
+
+
+def plain_name(benchmark: str, name: str) -> str:
+    """Returns what a case of a benchmark is called in tables."""
+    for owner, pattern, words in _NAMES:
+        if re.fullmatch(owner, benchmark):
+            name = re.sub(pattern, words, name)
+    return name
 
 
 def format_value(value: float, unit: str) -> str:
@@ -60,6 +88,7 @@ def render_rows(receipt: dict[str, Any], name: str) -> list[str]:
     rows = []
     for case in receipt["cases"]:
         unit, baseline = case["unit"], case["baseline"]
+        work = plain_name(receipt["name"], case["name"])
         base = format_value(case["candidates"][baseline]["median"], unit)
         for candidate, ratio in case["ratios"].items():
             target = case["targets"].get(candidate)
@@ -68,8 +97,8 @@ def render_rows(receipt: dict[str, Any], name: str) -> list[str]:
                 target, functools.partial(format_value, unit=unit)
             )
             rows.append(
-                f"| {case['name']} ({case['cache']}) | {candidate} | {median} | {baseline} "
-                f"| {base} | {ratio:.3f} | {promised or ''} | `{name}` |\n"
+                f"| {work} | {case['cache']} | {candidate} | {median} | {baseline} | {base} "
+                f"| {ratio:.3f} | {promised or ''} | `{name}` |\n"
             )
     return rows
 
@@ -122,24 +151,26 @@ def render_page() -> str:
 def refresh_rows(text: str, page: str) -> str:
     """Returns a text with its rows as they stand in the page now.
 
-    A row is known by its work, candidate, baseline and receipt.
+    A row is known by its work, cache, candidate, baseline and receipt.
 
     Raises:
         KeyError: the page has no such row any more.
     """
-    rows = {_key(row): row for row in _rows_of(page)}
-    for row in _rows_of(text):
-        text = text.replace(row, rows[_key(row)])
+    rows = {row_key(row): row for row in rows_of(page)}
+    for row in rows_of(text):
+        text = text.replace(row, rows[row_key(row)])
     return text
 
 
-def _rows_of(text: str) -> list[str]:
+def rows_of(text: str) -> list[str]:
+    """Returns the rows of a text that name a receipt."""
     return re.findall(r"^\|.*`[\w.-]+\.json` \|$", text, re.MULTILINE)
 
 
-def _key(row: str) -> tuple[str, ...]:
+def row_key(row: str) -> tuple[str, ...]:
+    """Returns what a row of a table of cases is known by."""
     cells = [cell.strip() for cell in row.split("|")]
-    return cells[1], cells[2], cells[4], cells[-2]
+    return cells[1], cells[2], cells[3], cells[5], cells[-2]
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ _said: set[str] = set()
 
 @dataclasses.dataclass(frozen=True)
 class FlatLayout:
-    """Where rows lie in files, as arrays (the form of `row_layout.RowLayout` the core takes).
+    """Where rows lie in files, as arrays (the form of `files.layout.RowLayout` the core takes).
 
     Attributes:
         paths: the files.
