@@ -23,6 +23,7 @@ from benchmarks.timers import CudaGraphTimer
 from gramary.flat_batch import FlatBatch
 from gramary.model.codecs import Codec, decode_rows_ref
 from gramary.model.hashing import HashSpec
+from gramary.native.rows import RowExtent
 from gramary.ops._triton.decode import decode
 from gramary.ops._triton.embed import embed, lookup
 from gramary.ops._triton.hash import HashConstants, ngram_ids
@@ -59,23 +60,25 @@ class Place:
         name: "device", "host" or "split".
         spec: geometry of the table.
         extents: where its rows are.
+        device_rows: uint8 [n, 160], the rows of the device extent, which begins with row 0.
         host_rows: uint8 [num_rows, 160] as the CPU sees the host extent's memory, from row 0.
     """
 
     name: str
     spec: HashSpec
     extents: Extents
+    device_rows: torch.Tensor | None = None
     host_rows: torch.Tensor | None = None
 
     def encoded(self, row_ids: torch.Tensor) -> torch.Tensor:
         """Returns encoded rows uint8 [n, 160] by plain indexing."""
         extents = self.extents
         rows = torch.empty(row_ids.numel(), 160, dtype=torch.uint8, device=row_ids.device)
-        if extents.device_rows is not None:
-            mine = row_ids < extents.device_end
-            rows[mine] = extents.device_rows[row_ids[mine]]
+        if self.device_rows is not None:
+            mine = row_ids < extents.device.end_row
+            rows[mine] = self.device_rows[row_ids[mine]]
         if self.host_rows is not None:
-            theirs = row_ids >= extents.host_first
+            theirs = row_ids >= extents.host.first_row
             rows[theirs] = self.host_rows[row_ids[theirs].cpu()].to(rows.device)
         return rows
 
@@ -169,8 +172,8 @@ def make_case(
             "num_tokens": num_tokens,
             "num_requests": num_requests,
             "num_rows": place.spec.num_rows,
-            "device_rows": place.extents.device_end - place.extents.device_first,
-            "host_rows": place.extents.num_host_rows,
+            "device_rows": place.extents.device.num_rows,
+            "host_rows": place.extents.host.num_rows,
             "codec": "fp8",
             "batches": num_calls,
         },
@@ -212,7 +215,7 @@ def make_peer(place: Place, num_tokens: int) -> vllm_peer.VllmChain | None:
     if not vllm_peer.is_installed():
         print("vllm is not installed: compared with three launches of our own", flush=True)
         return None
-    rows = place.host_rows if place.extents.device_rows is None else place.extents.device_rows
+    rows = place.host_rows if place.device_rows is None else place.device_rows
     assert rows is not None
     return vllm_peer.VllmChain(place.spec, FP8.scale or 1.0, rows, num_tokens)
 
@@ -241,7 +244,7 @@ def floor_us(place: Place, num_tokens: int) -> float:
     """Returns the least time for a batch's bytes, at the rates of large transfers."""
     extents = place.extents
     rows = num_tokens * place.spec.num_heads
-    on_host = rows * extents.num_host_rows / place.spec.num_rows
+    on_host = rows * extents.host.num_rows / place.spec.num_rows
     moved_on_device = (rows - on_host) * FP8.row_bytes + rows * 2 * FP8.row_dim
     device_us = moved_on_device / copy_rate(None)
     if place.host_rows is None:
@@ -293,19 +296,23 @@ def build(smoke: bool) -> Iterator[Case]:
     spec = full_spec(50_000 if smoke else 20_000_000)
     num_rows = spec.num_rows
     rows = random_rows(num_rows, "cuda")
-    place = Place("device", spec, Extents(num_rows, rows, 0, num_rows))
+    on_device = RowExtent(rows.data_ptr(), 0, num_rows)
+    place = Place("device", spec, Extents(num_rows, on_device), rows)
     for batch in DEVICE_BATCHES:
         yield make_case(place, *batch[:2], 3 if smoke else batch[2])
     tier = host_tier(num_rows)
-    address = tier.device_address or 0
-    on_host = Extents(num_rows, host_address=address, host_end=num_rows)
-    place = Place("host", spec, on_host, tier.rows)
+    on_host = tier.registered_extent
+    place = Place("host", spec, Extents(num_rows, host=on_host), host_rows=tier.rows)
     for batch in HOST_BATCHES:
         yield make_case(place, *batch[:2], 3 if smoke else batch[2])
     yield make_warm_case(place, 64, 64)
     half = num_rows // 2
-    both = Extents(num_rows, rows[:half], 0, half, address + half * 160, half, num_rows)
-    place = Place("split", spec, both, tier.rows)
+    both = Extents(
+        num_rows,
+        RowExtent(rows.data_ptr(), 0, half),
+        RowExtent(on_host.address + half * 160, half, num_rows - half),
+    )
+    place = Place("split", spec, both, rows[:half], tier.rows)
     for batch in HOST_BATCHES:
         yield make_case(place, *batch[:2], 3 if smoke else batch[2])
     torch.cuda.synchronize()

@@ -104,12 +104,12 @@ def open_and_check(placement: str, base: int) -> Loaded:
         peak = torch.cuda.max_memory_allocated() - before
         torch.cuda.empty_cache()
         used = free_before - torch.cuda.mem_get_info()[0]
-        hosts = [tier for tier in table.stats().tiers if tier.name == "host"]
+        host = table.stats().tier("host")
         num_checked = check_rows(table)
-        print(f"{placement}: loaded in {seconds:.1f} s; {dict(hosts[0].facts) if hosts else ''}")
+        print(f"{placement}: loaded in {seconds:.1f} s; {dict(host.facts) if host else ''}")
         return Loaded(
-            sum(tier.nbytes for tier in hosts),
-            sum(int(tier.facts["locked_bytes"]) for tier in hosts),
+            host.nbytes if host else 0,
+            int(host.facts["locked_bytes"]) if host else 0,
             peak,
             used,
             seconds,

@@ -22,7 +22,6 @@ from benchmarks.timers import CpuTimer
 from gramary import Table
 from gramary.model.codecs import Codec
 from gramary.settings import Settings
-from gramary.tiers.host import HostTier
 
 GIB = 1 << 30
 NUM_TOKENS = (1, 64, 512, 2048, 8192)
@@ -177,10 +176,10 @@ def build_case(table: Table, rows: torch.Tensor, num_tokens: int) -> Case:
 def build(smoke: bool) -> Iterator[Case]:
     """Yields a case for each batch size."""
     with open_table(50_000 if smoke else 20_000_000) as table:
-        [tier] = table._store.tiers
-        assert isinstance(tier, HostTier)
+        host = table.residency.host
+        assert host is not None
         for num_tokens in NUM_TOKENS:
-            yield build_case(table, tier.rows, num_tokens)
+            yield build_case(table, host.rows, num_tokens)
 
 
 BENCHMARK = Benchmark(

@@ -167,8 +167,9 @@ class Soak:
             fault[2] = 5 if kind < 0.1 else 0 if kind < 0.15 else -1
         if not num_faults:
             faults[0, 0], faults[0, 2] = -1, -1
-        disk = self.table.tiers[-1]
-        disk._reader.set_script(faults)  # type: ignore[attr-defined]
+        disk = self.table.residency.disk
+        assert disk is not None
+        disk._reader.set_script(faults)
 
     def _compare(self, first: Holdings, now: Holdings) -> None:
         if now.descriptors != first.descriptors:

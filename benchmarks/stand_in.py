@@ -173,8 +173,8 @@ def tickets_of(connector: Connector, chunks: Sequence[Batch], early: bool) -> It
 
 def files_of(table: Table) -> list[str]:
     """Returns the files that hold a table's rows on disk."""
-    tiers = [tier for tier in table.tiers if tier.name == "disk"]
-    return [file.path for tier in tiers for file in tier.layout.files]  # type: ignore[attr-defined]
+    disk = table.residency.disk
+    return [file.path for file in disk.layout.files] if disk else []
 
 
 def require_same_outputs(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> int:

@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory):
 def test_counters_per_tier_add_up(folder) -> None:
     """Behaviour 34: rows, bytes, hits and the split of time, for the tier that read them."""
     with Table.open(folder, placement="host=10000,disk") as table:
-        first_row = table._store.tiers[1].first_row
+        first_row = table.tiers[1].first_row
         row_ids = torch.tensor([0, 1, first_row, first_row, first_row + 1, -1])
         table.lookup(row_ids)
         stats = table.stats()

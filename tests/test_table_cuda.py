@@ -437,7 +437,7 @@ def test_rows_beyond_the_borders(placement: str) -> None:
         assert int(row_ids[-1]) * 160 > 2**32
         rows = row_ids.view(-1, 1).expand(-1, 20).contiguous().view(torch.uint8).view(-1, 160)
         for row_id, row in zip(row_ids.tolist(), rows, strict=True):
-            for tier in table._store.tiers:
+            for tier in table.tiers:
                 if tier.first_row <= row_id < tier.end_row:
                     tier.write(row_id, row.view(1, 160))
         for ids in (row_ids.cuda(), row_ids):

@@ -53,11 +53,11 @@ class Run:
         store = self.table._store
         return (
             store.placement,
-            store.tiers,
+            self.table.tiers,
             store.is_readable,
             store._ledger.missing(),
             store._order._rows_each,
-            None if not store.tiers else store.tiers[0].rows.clone(),  # type: ignore[attr-defined]
+            None if (host := store.residency.host) is None else host.rows.clone(),
         )
 
     def refused(self, call: Any) -> None:

@@ -58,7 +58,7 @@ def test_host_rows_beyond_the_borders() -> None:
     assert int(ROW_IDS[-1]) * CODEC.row_dim > 2**32
     with Table.empty(SPEC, CODEC, settings=SPARSE) as table:
         table.materialize()
-        [tier] = table._store.tiers
+        [tier] = table.tiers
         for row_id in ROW_IDS.tolist():
             tier.write(row_id, encoded_rows(torch.tensor([row_id])))
         asked = torch.cat([ROW_IDS, (ROW_IDS - 2).clamp(min=0), torch.tensor([-1])])

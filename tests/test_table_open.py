@@ -229,7 +229,7 @@ def test_progress_is_reported_in_bytes(folders: dict[str, Folder]) -> None:
 def test_integrity_compares_rows_with_the_files(folders: dict[str, Folder]) -> None:
     with Table.open(folders["bf16"][0]) as table:
         table.check_integrity()
-        table._store.tiers[0].rows[SPEC.num_rows - 1, 3] ^= 1
+        table.tiers[0].rows[SPEC.num_rows - 1, 3] ^= 1
         with pytest.raises(LoadError, match=f"row {SPEC.num_rows - 1:,} in the host tier differs"):
             table.check_integrity()
 

@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "base/path_text.hpp"
+#include "base/bind_extent.hpp"
 #include "base/unlocked.hpp"
 #include "disk/disk_reader.hpp"
 #include "disk/pack_blocks.hpp"
@@ -209,6 +210,7 @@ void bind_disk(nb::module_& m) {
                                   first_block);
         },
         nb::call_guard<Unlocked>());
+    bind_extent<DiskReader>(m, "DiskExtent");
     nb::class_<BoundReader>(m, "DiskReader")
         .def("__init__", &open_reader)
         // Row i goes to row i, or to row places[i] where `places` is not 0.

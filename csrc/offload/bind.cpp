@@ -1,11 +1,9 @@
 #include "offload/bind.hpp"
 
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
-#include <tuple>
 
 #include "base/unlocked.hpp"
 #include "memory/hold_capsule.hpp"
@@ -25,11 +23,7 @@ T& word(std::uintptr_t address) {
 
 // What the service needs of one layer's table.
 struct StoreArguments {
-    std::int64_t vocab_size;
-    std::int64_t eos_token_id;
-    std::vector<std::int64_t> multipliers;
-    std::vector<std::int64_t> sizes;
-    std::vector<std::int64_t> offsets;
+    NgramHasher hasher;
     std::int64_t num_rows;
     std::int64_t row_bytes;
     RowExtent host;
@@ -38,7 +32,6 @@ struct StoreArguments {
     std::vector<Hold> holds;
 
     LayerStore store() const {
-        const NgramHasher hasher(vocab_size, eos_token_id, multipliers, sizes, offsets);
         return LayerStore(hasher, num_rows, row_bytes, host, disk, is_sent_on);
     }
 };
@@ -64,31 +57,13 @@ struct TenantArguments {
     }
 };
 
-// Where an extent begins, its first row, and how many.
-using Extent = std::tuple<std::uintptr_t, std::int64_t, std::int64_t>;
-
-void make_store_arguments(StoreArguments* self, std::int64_t vocab_size, std::int64_t eos_token_id,
-                          std::vector<std::int64_t> multipliers, std::vector<std::int64_t> sizes,
-                          std::vector<std::int64_t> offsets, std::int64_t num_rows,
-                          std::int64_t row_bytes, const Extent& host, const Extent& disk,
-                          bool is_sent_on, const std::vector<nb::capsule>& holds) {
+void make_store_arguments(StoreArguments* self, const NgramHasher& hasher, std::int64_t num_rows,
+                          std::int64_t row_bytes, const RowExtent& host,
+                          const LayerStore::DiskExtent& disk, bool is_sent_on,
+                          const std::vector<nb::capsule>& holds) {
     std::vector<Hold> held;
     for (const nb::capsule& capsule : holds) held.push_back(hold_of(capsule));
-    new (self) StoreArguments{
-        .vocab_size = vocab_size,
-        .eos_token_id = eos_token_id,
-        .multipliers = std::move(multipliers),
-        .sizes = std::move(sizes),
-        .offsets = std::move(offsets),
-        .num_rows = num_rows,
-        .row_bytes = row_bytes,
-        .host = {reinterpret_cast<const std::uint8_t*>(std::get<0>(host)), std::get<1>(host),
-                 std::get<2>(host)},
-        .disk = {reinterpret_cast<DiskReader*>(std::get<0>(disk)), std::get<1>(disk),
-                 std::get<2>(disk)},
-        .is_sent_on = is_sent_on,
-        .holds = std::move(held),
-    };
+    new (self) StoreArguments{hasher, num_rows, row_bytes, host, disk, is_sent_on, std::move(held)};
 }
 
 void make_tenant_arguments(TenantArguments* self, std::uintptr_t base, const RegionLayout& layout,
@@ -142,9 +117,8 @@ void bind_offload(nb::module_& m) {
     using Released = nb::call_guard<Unlocked>;
     bind_region(m);
     nb::class_<StoreArguments>(m, "StoreArguments")
-        .def("__init__", &make_store_arguments, nb::kw_only(), "vocab_size"_a, "eos_token_id"_a,
-             "multipliers"_a, "sizes"_a, "offsets"_a, "num_rows"_a, "row_bytes"_a, "host"_a,
-             "disk"_a, "is_sent_on"_a, "holds"_a);
+        .def("__init__", &make_store_arguments, nb::kw_only(), "hasher"_a, "num_rows"_a,
+             "row_bytes"_a, "host"_a, "disk"_a, "is_sent_on"_a, "holds"_a);
     nb::class_<TenantArguments>(m, "TenantArguments")
         .def("__init__", &make_tenant_arguments, nb::kw_only(), "base"_a, "layout"_a, "stores"_a,
              "hold"_a);

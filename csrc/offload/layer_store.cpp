@@ -51,7 +51,7 @@ std::optional<StoreFailure> LayerStore::read_mixed(std::span<const std::int64_t>
     copy_out(written.data(), written.size(), scratch.taken.data());
     const std::int64_t wrong = first_wrong_row_id(ids, count, num_table_rows_);
     if (wrong >= 0) return StoreFailure{Failure::row_id, 0, -1, wrong};
-    gathered.from_disk = find_places(ids, count, disk_.first_row, disk_.first_row + disk_.num_rows,
+    gathered.from_disk = find_places(ids, count, disk_.first_row, disk_.end_row(),
                                      scratch.places.data(), scratch.ids.data());
     if (gathered.from_disk < count) {
         gathered.from_host = count_host_rows(ids, count);
@@ -64,7 +64,7 @@ std::optional<StoreFailure> LayerStore::read_mixed(std::span<const std::int64_t>
 std::optional<StoreFailure> LayerStore::read_disk(std::int64_t count, std::uint8_t* out,
                                                   GatherScratch& scratch) const {
     const auto size = static_cast<std::size_t>(count);
-    const auto failure = disk_.reader->read(std::span(scratch.ids).first(size), out,
+    const auto failure = disk_.source->read(std::span(scratch.ids).first(size), out,
                                             std::span(scratch.places).first(size));
     if (!failure) return std::nullopt;
     const bool is_checksum = failure->kind == ReadFailure::Kind::checksum;

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "base/extent.hpp"
 #include "base/pool.hpp"
 #include "disk/disk_reader.hpp"
 #include "hash/ngram_hasher.hpp"
@@ -46,11 +47,7 @@ struct GatherScratch {
 // those of device extents by their ids. Holds no rows itself; thread-safe.
 class LayerStore {
  public:
-    struct DiskExtent {
-        DiskReader* reader;
-        std::int64_t first_row;
-        std::int64_t num_rows;
-    };
+    using DiskExtent = Extent<DiskReader>;
 
     // is_sent_on: a device reads the results next (see RowSink).
     LayerStore(NgramHasher hasher, std::int64_t num_table_rows, std::int64_t row_bytes,

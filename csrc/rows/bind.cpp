@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "base/bind_extent.hpp"
 #include "base/unlocked.hpp"
 #include "rows/recode.hpp"
 #include "rows/row_codec.hpp"
@@ -19,25 +20,23 @@ T* at(std::uintptr_t address) noexcept {
     return reinterpret_cast<T*>(address);
 }
 
-std::int64_t lookup(const RowCodec& codec, std::uintptr_t rows, std::int64_t first_row,
-                    std::int64_t num_rows, std::int64_t num_table_rows, std::uintptr_t row_ids,
-                    std::int64_t count, int output, std::uintptr_t out, bool is_sent_on) {
-    return lookup_rows(codec, {at<const std::uint8_t>(rows), first_row, num_rows}, num_table_rows,
-                       at<const std::int64_t>(row_ids), count, static_cast<Output>(output),
-                       at<std::uint8_t>(out), ThreadPool::shared(), is_sent_on);
+std::int64_t lookup(const RowCodec& codec, const RowExtent& extent, std::int64_t num_table_rows,
+                    std::uintptr_t row_ids, std::int64_t count, int output, std::uintptr_t out,
+                    bool is_sent_on) {
+    return lookup_rows(codec, extent, num_table_rows, at<const std::int64_t>(row_ids), count,
+                       static_cast<Output>(output), at<std::uint8_t>(out), ThreadPool::shared(),
+                       is_sent_on);
 }
 
-std::int64_t embed(const RowCodec& codec, const NgramHasher& hasher, std::uintptr_t rows,
-                   std::int64_t first_row, std::int64_t num_rows, std::uintptr_t token_ids,
-                   bool tokens_are_64, std::int64_t num_tokens, std::uintptr_t starts,
-                   std::int64_t num_requests, std::uintptr_t history, bool history_is_64,
-                   int output, std::uintptr_t out) {
+std::int64_t embed(const RowCodec& codec, const NgramHasher& hasher, const RowExtent& extent,
+                   std::uintptr_t token_ids, bool tokens_are_64, std::int64_t num_tokens,
+                   std::uintptr_t starts, std::int64_t num_requests, std::uintptr_t history,
+                   bool history_is_64, int output, std::uintptr_t out) {
     const FlatBatch batch{{at<const void>(token_ids), tokens_are_64},
                           num_tokens,
                           at<const std::int32_t>(starts),
                           num_requests,
                           {at<const void>(history), history_is_64}};
-    const RowExtent extent{at<const std::uint8_t>(rows), first_row, num_rows};
     const BatchFault fault = embed_rows(hasher, codec, extent, batch, static_cast<Output>(output),
                                         at<std::uint8_t>(out));
     return 4 * fault.index + fault.kind;
@@ -74,6 +73,7 @@ nb::tuple largest(const RowCodec& source, std::uintptr_t rows, std::int64_t coun
 
 void bind_rows(nb::module_& m) {
     const auto release = nb::call_guard<Unlocked>();
+    bind_extent<const std::uint8_t>(m, "RowExtent");
     nb::class_<RowCodec>(m, "RowCodec")
         .def("__init__",
              [](RowCodec* self, int encoding, std::int64_t row_dim, float scale) {

@@ -19,7 +19,7 @@ inline const std::uint8_t* address_of(const RowCodec& codec, const RowExtent& ex
     const std::uint64_t offset =
         static_cast<std::uint64_t>(row_id) - static_cast<std::uint64_t>(extent.first_row);
     const bool is_here = offset < static_cast<std::uint64_t>(extent.num_rows);
-    return is_here ? extent.rows + offset * static_cast<std::uint64_t>(codec.format().row_bytes)
+    return is_here ? extent.source + offset * static_cast<std::uint64_t>(codec.format().row_bytes)
                    : codec.zero_row();
 }
 

@@ -1,18 +1,15 @@
 #pragma once
 #include <cstdint>
 
+#include "base/extent.hpp"
 #include "base/thread_pool.hpp"
 #include "hash/ngram_hasher.hpp"
 #include "rows/row_codec.hpp"
 
 namespace gramary {
 
-// A run of encoded rows in memory, numbered as in the table they belong to.
-struct RowExtent {
-    const std::uint8_t* rows;
-    std::int64_t first_row;
-    std::int64_t num_rows;
-};
+// Encoded rows in memory, one after the other.
+using RowExtent = Extent<const std::uint8_t>;
 
 // Rows by id, decoded, on a thread pool; small batches on the calling thread alone.
 //

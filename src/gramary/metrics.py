@@ -81,7 +81,8 @@ class TableCollector:
         yield from self._of_calls(snapshots)
         tiers = [(name, tier) for name, stats in snapshots.items() for tier in stats.tiers]
         yield from self._of_tiers(tiers)
-        yield from self._of_disk([(name, tier) for name, tier in tiers if tier.name == "disk"])
+        disks = ((name, stats.tier("disk")) for name, stats in snapshots.items())
+        yield from self._of_disk([(name, disk) for name, disk in disks if disk is not None])
 
     def _of_calls(self, snapshots: Mapping[str, TableStats]) -> Iterator[Any]:
         for field, (name, text) in _CALLS.items():

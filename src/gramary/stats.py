@@ -40,6 +40,10 @@ class TableStats:
     seconds: float
     tiers: tuple[TierStats, ...]
 
+    def tier(self, name: str) -> TierStats | None:
+        """Returns the tier of this name; None where it holds no rows."""
+        return next((tier for tier in self.tiers if tier.name == name), None)
+
 
 class CallCounter:
     """Counts calls, the rows they asked for and the time they took, on any thread."""

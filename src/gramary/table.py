@@ -30,6 +30,7 @@ from gramary.storage.allocation import StorageRequest, plan_storage, resolve_dev
 from gramary.storage.reopening import OpenRecipe, require_reopenable
 from gramary.storage.row_store import Progress, RowStore
 from gramary.tiers.base import Tier
+from gramary.tiers.residency import Residency
 
 logger = logging.getLogger("gramary")
 
@@ -371,9 +372,14 @@ class Table(Closing):
         return self._reader.get().gather_from_rows
 
     @property
+    def residency(self) -> Residency:
+        """Where this rank's rows are, by tier; nowhere before storage is taken."""
+        return self._store.residency
+
+    @property
     def tiers(self) -> tuple[Tier, ...]:
-        """The tiers that hold this rank's rows; none before storage is taken."""
-        return tuple(self._store.tiers)
+        """The tiers that hold this rank's rows, in their order; none before storage is taken."""
+        return self._store.residency.tiers
 
     def stats(self, *, check: bool = True) -> TableStats:
         """Returns a snapshot of counters.
@@ -387,7 +393,7 @@ class Table(Closing):
                 self._reader.check()
             tiers = tuple(
                 TierStats(tier.name, tier.num_rows, tier.nbytes, tier.stats())
-                for tier in self._store.tiers
+                for tier in self.tiers
             )
             return TableStats(*self._calls.totals(), tiers)
 
@@ -413,7 +419,7 @@ class Table(Closing):
         """Returns the encoding, and where the rows are, in one line."""
         where = [
             f"{tier.num_rows:,} rows ({format_bytes(tier.nbytes)}) {tier.name}"
-            for tier in self._store.tiers
+            for tier in self.tiers
         ]
         if self._life.closed:
             where = ["closed"]

@@ -8,6 +8,7 @@ import torch
 from benchmarks import embed_gpu, harness
 from benchmarks.gpu_full_table import full_spec
 from benchmarks.timers import CpuTimer
+from gramary.native.rows import NO_ROWS, RowExtent
 from gramary.ops.extents import Extents
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -20,9 +21,9 @@ def make_place(name: str, split: int) -> embed_gpu.Place:
     if DEVICE == "cuda":
         rows = rows.pin_memory()
     on_device = rows[:split].to(DEVICE) if split else None
-    host_address = rows.data_ptr() + split * 160
-    extents = Extents(SPEC.num_rows, on_device, 0, split, host_address, split, SPEC.num_rows)
-    return embed_gpu.Place(name, SPEC, extents, rows)
+    on_host = RowExtent(rows.data_ptr() + split * 160, split, SPEC.num_rows - split)
+    device = NO_ROWS if on_device is None else RowExtent(on_device.data_ptr(), 0, split)
+    return embed_gpu.Place(name, SPEC, Extents(SPEC.num_rows, device, on_host), on_device, rows)
 
 
 PLACES = {"device": SPEC.num_rows, "split": 700, "host": 0}

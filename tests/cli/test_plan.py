@@ -68,7 +68,7 @@ def test_nothing_is_allocated_or_read(
     def never(*_arguments: object, **_options: object) -> None:
         pytest.fail("a tier was built")
 
-    monkeypatch.setattr("gramary.storage.allocation.build_tiers", never)
+    monkeypatch.setattr("gramary.storage.allocation.build_residency", never)
     monkeypatch.setattr("gramary.storage.allocation.HostTier", never)
     assert run(folder, "--placement", "host")[0] == 0
 

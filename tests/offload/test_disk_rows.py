@@ -13,7 +13,6 @@ from offload_stage import expected_rows
 
 from gramary import Batch, Connector, Settings, Table
 from gramary.errors import RowFetchError
-from gramary.tiers.disk import DiskTier
 
 QUICK = Settings(request_timeout_s=20, num_threads=2)
 
@@ -52,8 +51,9 @@ def test_a_file_that_shrinks_fails_its_requests_by_name(
         Connector(table, max_tokens=64, settings=QUICK) as connector,
     ):
         resident_rows = resident.lookup(torch.arange(8))
-        (tier,) = table.tiers
-        files = sorted({file.path for file in tier.layout.files})  # type: ignore[attr-defined]
+        disk = table.residency.disk
+        assert disk is not None
+        files = sorted({file.path for file in disk.layout.files})
         sizes = {file: os.path.getsize(file) for file in files}
         batch = random_batch(table, 1, prefill=prefill)
         contents = {file: Path(file).read_bytes() for file in files}
@@ -94,8 +94,8 @@ def test_a_failing_read_is_told_with_file_offset_and_errno(
         Table.open(checkpoint, placement="host=20KiB,disk") as table,
         Connector(table, max_tokens=64, settings=QUICK) as connector,
     ):
-        tier = table.tiers[1]
-        assert isinstance(tier, DiskTier)
+        tier = table.residency.disk
+        assert tier is not None
         faults = [(number, 1000, code, 0) for number in range(0, 8, 2)]
         tier._reader.set_script(torch.tensor(faults))
         for seed in range(8):

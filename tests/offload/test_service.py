@@ -32,7 +32,12 @@ def served(
     """Gives a region for each table, and the one service of all."""
     regions = [Region(ring_shape([table], max_tokens, 2)) for table in tables]
     tenants = [
-        Tenant(region.address, region.ring, (store_arguments(table),), region.hold())
+        Tenant(
+            base=region.address,
+            layout=region.ring,
+            stores=[store_arguments(table)],
+            hold=region.hold(),
+        )
         for region, table in zip(regions, tables, strict=True)
     ]
     service = RowService(tenants, num_threads=num_threads)
@@ -284,7 +289,11 @@ def attempt():
     regions = [Region(ring_shape([table], 64, 2)) for _ in range(2)]
     stores = (store_arguments(table),)
     service = RowService(
-        [Tenant(it.address, it.ring, stores, it.hold()) for it in regions], num_threads=1
+        [
+            Tenant(base=it.address, layout=it.ring, stores=stores, hold=it.hold())
+            for it in regions
+        ],
+        num_threads=1,
     )
     try:
         service.start()

@@ -1,6 +1,7 @@
 """The GPU reader's ways, on the CPU: Triton's interpreter for kernels, scripted CUDA calls."""
 
 import contextlib
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,10 @@ from gramary.model.codecs import Codec
 from gramary.reading import upload
 from gramary.reading.cuda import CudaReader
 from gramary.settings import Settings
-from gramary.tiers.base import Tier
 from gramary.tiers.device import DeviceTier
 from gramary.tiers.disk import DiskTier
 from gramary.tiers.host import HostOptions, HostTier
+from gramary.tiers.residency import Residency
 
 # With a GPU, test_cuda.py runs.
 pytestmark = pytest.mark.needs("interpreter")
@@ -86,31 +87,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_table_folder(tmp_path_factory.mktemp("fp8"), SPEC, encoded, codec)
 
 
-def tiers_of(
+def residency_of(
     cuts: dict[str, tuple[int, int]], encoded: torch.Tensor, codec: Codec, folder: Path,
     is_registered: bool = True,
-) -> list[Tier]:  # fmt: skip
+) -> Residency:  # fmt: skip
     """Returns loaded tiers for {name: (first row, end row)}."""
-    tiers: list[Tier] = []
+    tiers: dict[str, Any] = {}
     for name, (first, end) in cuts.items():
         if name == "device":
-            tiers.append(DeviceTier(first, end - first, codec.row_bytes, CPU))
+            tiers[name] = DeviceTier(first, end - first, codec.row_bytes, CPU)
         elif name == "host":
             options = HostOptions(HostRoom(1 << 40), registry=Registry() if is_registered else None)
-            tiers.append(HostTier(first, end - first, codec.row_bytes, options=options))
+            tiers[name] = HostTier(first, end - first, codec.row_bytes, options=options)
         else:
-            tiers.append(DiskTier(open_source(folder).layout, first, end - first))
+            tiers[name] = DiskTier(open_source(folder).layout, first, end - first)
             continue
-        tiers[-1].write(first, encoded[first:end])
-    return tiers
+        tiers[name].write(first, encoded[first:end])
+    return Residency(**tiers)
 
 
 @contextlib.contextmanager
-def reader_of(tiers: list[Tier], codec: Codec, **settings: Any) -> Iterator[CudaReader]:
-    reader = CudaReader(SPEC, codec, tiers, CPU, Settings(**{"host_gather_rows": 8} | settings))
+def reader_of(residency: Residency, codec: Codec, **settings: Any) -> Iterator[CudaReader]:
+    reader = CudaReader(SPEC, codec, residency, CPU, Settings(**{"host_gather_rows": 8} | settings))
     yield reader
     reader.close()
-    for tier in tiers:
+    for tier in residency.tiers:
         tier.close()
 
 
@@ -131,9 +132,9 @@ def test_every_way_gives_the_same_rows(
 ) -> None:
     encoded, codec = encoded_table(SPEC, "fp8")
     held = (min(c[0] for c in cuts.values()), max(c[1] for c in cuts.values()))
-    tiers = tiers_of(cuts, encoded, codec, folder, is_registered)
+    residency = residency_of(cuts, encoded, codec, folder, is_registered)
     generator = torch.Generator().manual_seed(3)
-    with reader_of(tiers, codec) as reader:
+    with reader_of(residency, codec) as reader:
         for count, dtype in (
             (1, torch.bfloat16),
             (7, torch.uint8),
@@ -162,8 +163,8 @@ def test_a_batch_on_the_host_may_have_gaps(folder: Path) -> None:
     batch = random_batch(SPEC, [3, 0, 2])
     expected = expected_embedding(SPEC, codec, encoded, batch, None, (0, NUM_ROWS))
     gapped = [torch.stack((tensor, tensor), -1)[..., 0] for tensor in batch]
-    tiers = tiers_of({"host": (0, NUM_ROWS)}, encoded, codec, folder)
-    with reader_of(tiers, codec) as reader:
+    residency = residency_of({"host": (0, NUM_ROWS)}, encoded, codec, folder)
+    with reader_of(residency, codec) as reader:
         out = poisoned(tuple(expected.shape), torch.bfloat16)
         reader._uploader.embed(FlatBatch.checked(SPEC.history_length, *gapped), out)
         assert same_bits(out, expected)
@@ -176,7 +177,7 @@ def test_every_codec_passes_the_staging(codec_name: str, folder: Path, monkeypat
     monkeypatch.setattr(upload, "SLOT_BYTES", 4096)
     monkeypatch.setattr(upload, "NUM_SLOTS", 2)
     cuts = {"device": (0, 200), "host": (200, NUM_ROWS)}
-    with reader_of(tiers_of(cuts, encoded, codec, folder), codec) as reader:
+    with reader_of(residency_of(cuts, encoded, codec, folder), codec) as reader:
         row_ids = torch.randint(-1, NUM_ROWS, (320,))
         for dtype in (codec.default_dtype, torch.uint8):
             expected = expected_rows(codec, encoded, row_ids, dtype)
@@ -199,7 +200,7 @@ def test_small_batches_send_ids_and_large_ones_gather(folder: Path, monkeypatch:
     monkeypatch.setattr(upload.native_rows, "gather", gather)
     cuts = {"host": (0, NUM_ROWS)}
     out = torch.empty(9, SPEC.row_dim, dtype=torch.bfloat16)
-    with reader_of(tiers_of(cuts, encoded, codec, folder), codec) as reader:
+    with reader_of(residency_of(cuts, encoded, codec, folder), codec) as reader:
         reader._uploader.lookup(torch.arange(7), out[:7])
         assert gathered == []
         reader._uploader.lookup(torch.arange(9), out)
@@ -212,8 +213,8 @@ def test_the_crossover_is_measured_at_open(folder: Path, monkeypatch: Any) -> No
     times = iter([5.0, 9.0, 10.0, 9.0])
     monkeypatch.setattr(upload, "_median_us", lambda *_: next(times))
     cuts = {"host": (0, NUM_ROWS)}
-    tiers = tiers_of(cuts, encoded, codec, folder)
-    with reader_of(tiers, codec, host_gather_rows=None) as reader:
+    residency = residency_of(cuts, encoded, codec, folder)
+    with reader_of(residency, codec, host_gather_rows=None) as reader:
         assert reader._uploader.gather_from_rows == 8
     monkeypatch.undo()
 
@@ -221,15 +222,15 @@ def test_the_crossover_is_measured_at_open(folder: Path, monkeypatch: Any) -> No
 def test_without_host_rows_nothing_is_measured_or_gathered(folder: Path, monkeypatch: Any) -> None:
     encoded, codec = encoded_table(SPEC, "fp8")
     monkeypatch.setattr(upload, "_median_us", lambda *_: pytest.fail("measured"))
-    tiers = tiers_of({"device": (0, NUM_ROWS)}, encoded, codec, folder)
-    with reader_of(tiers, codec, host_gather_rows=None) as reader:
+    residency = residency_of({"device": (0, NUM_ROWS)}, encoded, codec, folder)
+    with reader_of(residency, codec, host_gather_rows=None) as reader:
         assert reader._uploader._staging is None
 
 
 def test_wrong_ids_are_sticky_on_the_device_and_immediate_on_the_host(folder: Path) -> None:
     encoded, codec = encoded_table(SPEC, "fp8")
-    tiers = tiers_of({"device": (0, 300), "disk": (300, NUM_ROWS)}, encoded, codec, folder)
-    with reader_of(tiers, codec) as reader:
+    residency = residency_of({"device": (0, 300), "disk": (300, NUM_ROWS)}, encoded, codec, folder)
+    with reader_of(residency, codec) as reader:
         out = poisoned((3, SPEC.row_dim), torch.bfloat16)
         row_ids = torch.tensor([0, NUM_ROWS, 500])
         reader.lookup(row_ids, out)
@@ -250,8 +251,8 @@ def test_wrong_ids_are_sticky_on_the_device_and_immediate_on_the_host(folder: Pa
 
 def test_check_ids_raises_at_once(folder: Path) -> None:
     encoded, codec = encoded_table(SPEC, "fp8")
-    tiers = tiers_of({"device": (0, NUM_ROWS)}, encoded, codec, folder)
-    with reader_of(tiers, codec, check_ids=True) as reader:
+    residency = residency_of({"device": (0, NUM_ROWS)}, encoded, codec, folder)
+    with reader_of(residency, codec, check_ids=True) as reader:
         out = poisoned((1, SPEC.row_dim), torch.bfloat16)
         with pytest.raises(RowIdError):
             reader.lookup(torch.tensor([-5]), out)
@@ -259,8 +260,8 @@ def test_check_ids_raises_at_once(folder: Path) -> None:
 
 def test_what_a_graph_cannot_capture_is_refused_by_name(folder: Path, monkeypatch: Any) -> None:
     encoded, codec = encoded_table(SPEC, "fp8")
-    tiers = tiers_of({"device": (0, 300), "disk": (300, NUM_ROWS)}, encoded, codec, folder)
-    with reader_of(tiers, codec) as reader:
+    residency = residency_of({"device": (0, 300), "disk": (300, NUM_ROWS)}, encoded, codec, folder)
+    with reader_of(residency, codec) as reader:
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
         out = torch.empty(1, SPEC.row_dim, dtype=torch.bfloat16)
         with pytest.raises(UnsupportedError, match=r"rows on disk .*gramary\.Connector"):
@@ -268,3 +269,16 @@ def test_what_a_graph_cannot_capture_is_refused_by_name(folder: Path, monkeypatc
         with pytest.raises(UnsupportedError, match=r"gramary\.Connector"):
             reader._uploader.lookup(torch.tensor([1]), out)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+
+def test_closing_gives_device_rows_back_while_their_reader_is_kept(folder: Path) -> None:
+    encoded, codec = encoded_table(SPEC, "fp8")
+    residency = residency_of({"device": (0, NUM_ROWS)}, encoded, codec, folder)
+    assert residency.device is not None
+    memory = weakref.ref(residency.device.rows.untyped_storage())
+    reader = CudaReader(SPEC, codec, residency, CPU, Settings())
+    assert memory() is not None
+    reader.close()
+    residency.device.close()
+    assert memory() is None
+    assert reader.gather_from_rows is not None

@@ -24,7 +24,7 @@ def make_late(monkeypatch: pytest.MonkeyPatch, made: list[Any]) -> late.LateRead
         return reader
 
     monkeypatch.setattr(late, "make_reader", make_reader)
-    store: Any = SimpleNamespace(is_readable=False, request=None, tiers=())
+    store: Any = SimpleNamespace(is_readable=False, request=None, residency=None)
     return late.LateReader(store)
 
 

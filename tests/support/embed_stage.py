@@ -9,6 +9,7 @@ import random
 import torch
 
 from gramary.model.codecs import Codec
+from gramary.native.rows import RowExtent
 from gramary.ops._triton.tiles import Tile
 from gramary.ops.extents import Extents
 
@@ -71,14 +72,13 @@ def split_extents(
     on_host = table[slice(*host)].contiguous()
     if DEVICE == "cuda":
         on_host = on_host.pin_memory()
-    extents = Extents(
-        table.shape[0],
-        on_device if device[1] > device[0] else None,
-        *device,
-        on_host.data_ptr() if host[1] > host[0] else 0,
-        *host,
-    )
+    extents = Extents(table.shape[0], extent_of(on_device, device[0]), extent_of(on_host, host[0]))
     return extents, (on_device, on_host)
+
+
+def extent_of(rows: torch.Tensor, first_row: int = 0) -> RowExtent:
+    """Returns encoded rows, which must be kept, as an extent that begins with `first_row`."""
+    return RowExtent(rows.data_ptr(), first_row, rows.shape[0])
 
 
 def fresh(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

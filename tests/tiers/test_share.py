@@ -97,7 +97,7 @@ def test_the_second_table_maps_what_the_first_filled(model, root) -> None:
     with open_shared(model, root) as first, open_shared(model, root) as second:
         assert_rows(first, model[1])
         assert_rows(second, model[1])
-        tiers = [table._store.tiers[0] for table in (first, second)]
+        tiers = [table.tiers[0] for table in (first, second)]
         inodes = [os.fstat(tier.descriptor).st_ino for tier in tiers]
         assert inodes[0] == inodes[1]
         assert [tier.is_filled for tier in tiers] == [False, True]
@@ -109,7 +109,7 @@ def test_the_second_table_maps_what_the_first_filled(model, root) -> None:
     # It stays for the next one, and serves with the model's files gone from memory.
     assert len(files_of(root)) == 1
     with open_shared(model, root, placement="host=all") as third:
-        assert third._store.tiers[0].is_filled
+        assert third.tiers[0].is_filled
         assert_rows(third, model[1])
 
 
@@ -123,7 +123,7 @@ def test_other_rows_are_other_files(model, root) -> None:
         assert len(files_of(root)) == 4
         for table in (whole, other, part):
             assert_rows(table, model[1])
-        first_row = half._store.tiers[0].first_row
+        first_row = half.tiers[0].first_row
         row_ids = torch.arange(first_row, len(model[1]))
         assert torch.equal(half.lookup(row_ids, dtype=torch.uint8), model[1][row_ids])
 
@@ -198,7 +198,7 @@ def test_others_wait_for_the_filler_and_see_only_complete_rows(model, root, num_
         assert len(opened) == num_waiters, "waited for a filler that was done"
     assert filler.exitcode == 0
     for table in opened:
-        assert table._store.tiers[0].is_filled
+        assert table.tiers[0].is_filled
         assert_rows(table, model[1])
         table.close()
 
@@ -213,7 +213,7 @@ def test_waiters_take_over_from_a_killed_filler(model, root, num_waiters) -> Non
         for waiter in waiters:
             waiter.join(20)
         assert len(opened) == num_waiters
-    assert sorted(table._store.tiers[0].is_filled for table in opened) == [
+    assert sorted(table.tiers[0].is_filled for table in opened) == [
         False,
         *[True] * (num_waiters - 1),
     ]
@@ -240,7 +240,7 @@ def test_a_killed_filler_leaves_nothing_that_is_served(model, root) -> None:
             filler.join(60)
             assert [name.rpartition(".")[2] for name in files_of(root)] == ["filling"]
     with open_shared(model, root) as table:
-        assert not table._store.tiers[0].is_filled, "it had to be filled anew"
+        assert not table.tiers[0].is_filled, "it had to be filled anew"
         assert_rows(table, model[1])
     assert [name.rpartition(".")[2] for name in files_of(root)] == ["rows"]
 

@@ -51,15 +51,24 @@ class NgramHasher:
         ids: int,
     ) -> int: ...
 
+class RowExtent:
+    def __init__(self, address: int, first_row: int, num_rows: int) -> None: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def first_row(self) -> int: ...
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def end_row(self) -> int: ...
+
 class RowCodec:
     def __init__(self, encoding: int, row_dim: int, scale: float) -> None: ...
     @property
     def row_bytes(self) -> int: ...
     def lookup(
         self,
-        rows: int,
-        first_row: int,
-        num_rows: int,
+        extent: RowExtent,
         num_table_rows: int,
         row_ids: int,
         count: int,
@@ -70,9 +79,7 @@ class RowCodec:
     def embed(
         self,
         hasher: NgramHasher,
-        rows: int,
-        first_row: int,
-        num_rows: int,
+        extent: RowExtent,
         token_ids: int,
         tokens_are_64: bool,
         num_tokens: int,
@@ -109,6 +116,17 @@ def pack_blocks(
 def find_bad_block(
     block_bytes: int, seed: int, blocks: int, num_blocks: int, first_block: int
 ) -> int: ...
+
+class DiskExtent:
+    def __init__(self, address: int, first_row: int, num_rows: int) -> None: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def first_row(self) -> int: ...
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def end_row(self) -> int: ...
 
 class DiskReader:
     def __init__(
@@ -282,15 +300,11 @@ class StoreArguments:
     def __init__(
         self,
         *,
-        vocab_size: int,
-        eos_token_id: int,
-        multipliers: Sequence[int],
-        sizes: Sequence[int],
-        offsets: Sequence[int],
+        hasher: NgramHasher,
         num_rows: int,
         row_bytes: int,
-        host: tuple[int, int, int],
-        disk: tuple[int, int, int],
+        host: RowExtent,
+        disk: DiskExtent,
         is_sent_on: bool,
         holds: Sequence[object],
     ) -> None: ...

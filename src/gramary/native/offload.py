@@ -7,63 +7,12 @@ from collections.abc import Sequence
 
 from gramary.errors import ClosedError, no_threads
 from gramary.native import _core
-from gramary.native.ring import RegionLayout
 
-
-@dataclasses.dataclass(frozen=True)
-class StoreArguments:
-    """What the service needs of one layer's table.
-
-    Attributes:
-        vocab_size, eos_token_id, multipliers, sizes, offsets: the table's hash constants.
-        num_rows: rows of the table; ids from there on are wrong.
-        row_bytes: bytes of an encoded row.
-        host: (address, first row, number of rows) of the host extent; no rows: none.
-        disk: (address of a `DiskReader` of the core, first row, number of rows); no rows: none.
-        is_sent_on: whether a device reads the results next; they are then written past the caches.
-        holds: what keeps the extents' memory and readers (`Mapped.hold`, `DiskReader.hold`).
-    """
-
-    vocab_size: int
-    eos_token_id: int
-    multipliers: tuple[int, ...]
-    sizes: tuple[int, ...]
-    offsets: tuple[int, ...]
-    num_rows: int
-    row_bytes: int
-    host: tuple[int, int, int] = (0, 0, 0)
-    disk: tuple[int, int, int] = (0, 0, 0)
-    is_sent_on: bool = False
-    holds: tuple[object, ...] = ()
-
-    def core(self) -> _core.StoreArguments:
-        """Returns it as the core takes it."""
-        fields = dataclasses.fields(self)
-        return _core.StoreArguments(**{field.name: getattr(self, field.name) for field in fields})
-
-
-@dataclasses.dataclass(frozen=True)
-class Tenant:
-    """A region to serve.
-
-    Attributes:
-        base: its address.
-        layout: where its parts lie.
-        stores: a layer each.
-        hold: what keeps the region's memory.
-    """
-
-    base: int
-    layout: RegionLayout
-    stores: tuple[StoreArguments, ...]
-    hold: object
-
-    def core(self) -> _core.TenantArguments:
-        """Returns it as the core takes it."""
-        stores = [store.core() for store in self.stores]
-        return _core.TenantArguments(
-            base=self.base, layout=self.layout, stores=stores, hold=self.hold
-        )
+# What the service needs of one layer's table: its hash (`NgramHasher.core`), the rows that it can
+# reach, whether a device reads the results next, and what keeps the rows' memory and reader.
+StoreArguments = _core.StoreArguments
+# A region to serve: its address and layout, a store for each layer, and what keeps its memory.
+Tenant = _core.TenantArguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,9 +50,7 @@ class RowService:
     def __init__(
         self, tenants: Sequence[Tenant], *, poll: str = "adaptive", num_threads: int = 1
     ) -> None:
-        self._core: _core.RowService | None = _core.RowService(
-            [tenant.core() for tenant in tenants], poll, num_threads
-        )
+        self._core: _core.RowService | None = _core.RowService(tenants, poll, num_threads)
         self._spans_left: list[tuple[int, int, int, int, int]] = []
 
     def start(self) -> None:

@@ -8,7 +8,6 @@ to nearest even, a NaN stays one.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 
@@ -25,22 +24,11 @@ _ENCODINGS = {"bf16": 0, "fp16": 1, "fp32": 2, "fp8": 3, "nvfp4": 4}
 OUTPUTS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.uint8: 3}
 
 
-@dataclasses.dataclass(frozen=True)
-class RowExtent:
-    """A run of encoded rows in this process's memory, numbered as in their table.
+# A run of encoded rows in memory, numbered as in their table: `RowExtent(address, first_row,
+# num_rows)`. The rows follow each other from the address, and the memory outlives every call.
+RowExtent = _core.RowExtent
 
-    Attributes:
-        address: where the first row begins; the memory must outlive every call.
-        first_row: the table's number of that row.
-        num_rows: rows that follow each other from there.
-    """
-
-    address: int
-    first_row: int
-    num_rows: int
-
-
-NO_ROWS = RowExtent(0, 0, 0)
+NO_ROWS = RowExtent(address=0, first_row=0, num_rows=0)
 ANY_ROW_ID = -1
 
 
@@ -96,8 +84,8 @@ def lookup(
     require_contiguous(row_ids, torch.int64)
     output = _check_out(codec, row_dim, row_ids.numel(), out)
     wrong = codec.lookup(
-        extent.address, extent.first_row, extent.num_rows, num_table_rows,
-        row_ids.data_ptr(), row_ids.numel(), output, out.data_ptr(), is_sent_on,
+        extent, num_table_rows, row_ids.data_ptr(), row_ids.numel(), output, out.data_ptr(),
+        is_sent_on,
     )  # fmt: skip
     return None if wrong < 0 else wrong
 
@@ -128,10 +116,7 @@ def embed(
     """
     codec = row_codec(codec_name, row_dim, scale)
     output = _check_out(codec, row_dim, batch.token_ids.numel() * hasher.num_heads, out)
-    code = codec.embed(
-        hasher.core, extent.address, extent.first_row, extent.num_rows,
-        *batch.addresses(), output, out.data_ptr(),
-    )  # fmt: skip
+    code = codec.embed(hasher.core, extent, *batch.addresses(), output, out.data_ptr())
     return fault_of(code) if code else None
 
 

@@ -13,8 +13,6 @@ from gramary.offload.lanes.lane import Lane, Lanes
 from gramary.offload.memory.ring import RingShape
 from gramary.settings import Settings
 from gramary.table import Table
-from gramary.tiers.device import DeviceTier
-from gramary.tiers.host import HostTier
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,21 +38,15 @@ class Router:
         rows_per_token = sum(table.spec.num_heads for table in tables)
         if tables[0].device.type == "cpu":
             return cls(early, rows_per_token)
-        tiers = [tier for table in tables for tier in table.tiers]
-        if all(isinstance(tier, DeviceTier) for tier in tiers):
+        residencies = [table.residency for table in tables]
+        if not any(residency.beyond_device for residency in residencies):
             return cls(early, rows_per_token, why_direct="all rows are on the device")
-        reads_all = all(
-            isinstance(tier, DeviceTier)
-            or (isinstance(tier, HostTier) and tier.device_address is not None)
-            for tier in tiers
-        )
+        reads_all = not any(residency.beyond_kernels for residency in residencies)
         if settings.force_doorbell or not reads_all:
             return cls(early, rows_per_token)
         # Measured when the table was opened: from where on CPU threads are faster than the bus.
         measured = [
-            table.gather_from_rows or 0
-            for table in tables
-            if any(isinstance(tier, HostTier) for tier in table.tiers)
+            table.gather_from_rows or 0 for table in tables if table.residency.host is not None
         ]
         return cls(early, rows_per_token, max(measured))
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-import torch
-
 from gramary.errors import ArgumentError
+from gramary.native.rows import NO_ROWS, RowExtent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,54 +17,29 @@ class Extents:
 
     Attributes:
         num_rows: rows of the whole table; ids from there on are wrong.
-        device_rows: uint8 [device_end - device_first, row_bytes], contiguous on the CUDA device;
-            None without device rows.
-        device_first: first row of the device extent.
-        device_end: one past its last row.
-        host_address: address, as the device sees it, of the first row of the host extent in
-            registered (or pinned) host memory; 0 without host rows.
-        host_first: first row of the host extent.
-        host_end: one past its last row.
+        device: rows in the CUDA device's own memory.
+        host: rows in registered (or pinned) host memory, at their address as the device sees it.
 
     Raises:
         ArgumentError: an extent leaves the table, overlaps the other or lacks its memory.
     """
 
     num_rows: int
-    device_rows: torch.Tensor | None = None
-    device_first: int = 0
-    device_end: int = 0
-    host_address: int = 0
-    host_first: int = 0
-    host_end: int = 0
+    device: RowExtent = NO_ROWS
+    host: RowExtent = NO_ROWS
 
     def __post_init__(self) -> None:
-        for name in ("device", "host"):
-            first, end = getattr(self, f"{name}_first"), getattr(self, f"{name}_end")
-            if not 0 <= first <= end <= self.num_rows:
+        device, host = self.device, self.host
+        for name, extent in (("device", device), ("host", host)):
+            if not 0 <= extent.first_row <= extent.end_row <= self.num_rows:
                 raise ArgumentError(
                     f"{name} extent: expected rows within 0 to {self.num_rows}, "
-                    f"got {first} to {end}"
+                    f"got {extent.first_row} to {extent.end_row}"
                 )
-        if max(self.device_first, self.host_first) < min(self.device_end, self.host_end):
+            if extent.num_rows and extent.address == 0:
+                raise ArgumentError(f"{name} extent: expected an address for its rows, got 0")
+        if max(device.first_row, host.first_row) < min(device.end_row, host.end_row):
             raise ArgumentError(
-                f"extents: expected disjoint rows, got device {self.device_first} to "
-                f"{self.device_end} and host {self.host_first} to {self.host_end}"
+                f"extents: expected disjoint rows, got device {device.first_row} to "
+                f"{device.end_row} and host {host.first_row} to {host.end_row}"
             )
-        num_given = 0 if self.device_rows is None else self.device_rows.shape[0]
-        if num_given != self.device_end - self.device_first:
-            raise ArgumentError(
-                f"device_rows: expected {self.device_end - self.device_first} rows, got {num_given}"
-            )
-        if self.host_end > self.host_first and self.host_address == 0:
-            raise ArgumentError("host_address: expected an address for the host rows, got 0")
-
-    @property
-    def device_address(self) -> int:
-        """Address of the first device row, or 0."""
-        return 0 if self.device_rows is None else self.device_rows.data_ptr()
-
-    @property
-    def num_host_rows(self) -> int:
-        """Rows that are read over the bus."""
-        return self.host_end - self.host_first

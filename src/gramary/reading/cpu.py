@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from gramary.errors import RowIdError
@@ -11,11 +9,10 @@ from gramary.flat_batch import FlatBatch
 from gramary.model.codecs import Codec
 from gramary.model.hashing import HashSpec
 from gramary.native import rows
-from gramary.native.rows import NO_ROWS, RowExtent
 from gramary.ops._cpu.hash import hasher, raise_fault
 from gramary.reading.base import TableReader
-from gramary.tiers.base import Tier
-from gramary.tiers.host import HostTier
+from gramary.tiers.disk import DiskTier
+from gramary.tiers.residency import Residency
 
 
 class CpuReader(TableReader):
@@ -24,15 +21,15 @@ class CpuReader(TableReader):
     Args:
         spec: geometry of the table.
         codec: encoding of its rows.
-        tiers: the tiers that hold this rank's rows; they must outlive the reader.
+        residency: where this rank's rows are; it must outlive the reader.
     """
 
-    def __init__(self, spec: HashSpec, codec: Codec, tiers: Sequence[Tier]) -> None:
+    def __init__(self, spec: HashSpec, codec: Codec, residency: Residency) -> None:
         self._spec = spec
         self._codec = codec
         self._hasher = hasher(spec)
-        self._extent = host_extent(tiers)
-        self._others = tuple(tier for tier in tiers if not isinstance(tier, HostTier))
+        self._extent = residency.host_extent
+        self._disk = residency.disk
 
     def lookup(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:
         """Writes the rows of `row_ids` [n] to `out` [n, width]; see `TableReader`."""
@@ -46,13 +43,13 @@ class CpuReader(TableReader):
                 f"row_ids[{wrong}]: expected -1 (no row) or a row from 0 to {num_rows - 1}, got "
                 f"{int(row_ids[wrong])}"
             )
-        if self._others:
-            self._lay_over(row_ids, out)
+        if self._disk is not None:
+            self._lay_over(self._disk, row_ids, out)
 
     def embed(self, batch: FlatBatch, out: torch.Tensor) -> None:
         """Writes the rows of a flat batch to `out` [T, num_heads * width]; see `TableReader`."""
         codec = self._codec
-        if not self._others:
+        if self._disk is None:
             fault = rows.embed(
                 self._hasher, codec.name, codec.row_dim, codec.scale, batch, self._extent, out
             )
@@ -71,22 +68,12 @@ class CpuReader(TableReader):
     def close(self) -> None:
         """Does nothing: the reader holds nothing of its own."""
 
-    def _lay_over(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:
+    def _lay_over(self, disk: DiskTier, row_ids: torch.Tensor, out: torch.Tensor) -> None:
         """Writes the rows that are not in memory over the zero rows that stand for them."""
         codec = self._codec
-        for tier in self._others:
-            places, ids = rows.find_places(row_ids, tier.first_row, tier.end_row)
-            if places.numel():
-                encoded = torch.empty(
-                    places.numel(), tier.row_bytes, dtype=torch.uint8, device="cpu"
-                )
-                tier.gather(ids, encoded)
-                rows.decode(codec.name, codec.row_dim, codec.scale, encoded, out, places)
-
-
-def host_extent(tiers: Sequence[Tier]) -> RowExtent:
-    """Returns the rows that lie in host memory, as the native core takes them."""
-    for tier in tiers:
-        if isinstance(tier, HostTier):
-            return RowExtent(tier.rows.data_ptr(), tier.first_row, tier.num_rows)
-    return NO_ROWS
+        places, ids = rows.find_places(row_ids, disk.first_row, disk.end_row)
+        if places.numel():
+            shape = (places.numel(), disk.row_bytes)
+            encoded = torch.empty(shape, dtype=torch.uint8, device="cpu")
+            disk.gather(ids, encoded)
+            rows.decode(codec.name, codec.row_dim, codec.scale, encoded, out, places)

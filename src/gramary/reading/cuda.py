@@ -8,7 +8,7 @@ of `reading.upload`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 
@@ -23,9 +23,7 @@ from gramary.ops.extents import Extents
 from gramary.reading.base import TableReader
 from gramary.reading.upload import Uploader, UploadTarget
 from gramary.settings import Settings
-from gramary.tiers.base import Tier
-from gramary.tiers.device import DeviceTier
-from gramary.tiers.host import HostTier
+from gramary.tiers.residency import Residency
 
 
 class CudaReader(TableReader):
@@ -34,7 +32,7 @@ class CudaReader(TableReader):
     Args:
         spec: geometry of the table.
         codec: encoding of its rows.
-        tiers: the tiers that hold this rank's rows; they must outlive the reader.
+        residency: where this rank's rows are; it must outlive the reader.
         device: where results lie, with its index.
         settings: `check_ids` and `host_gather_rows` are used.
     """
@@ -43,7 +41,7 @@ class CudaReader(TableReader):
         self,
         spec: HashSpec,
         codec: Codec,
-        tiers: Sequence[Tier],
+        residency: Residency,
         device: torch.device,
         settings: Settings,
     ) -> None:
@@ -51,13 +49,13 @@ class CudaReader(TableReader):
         self._codec = codec
         self._device = device
         self._checks_ids = settings.check_ids
-        self._extents = readable_extents(spec, tiers)
+        self._extents = Extents(spec.num_rows, residency.device_extent, residency.registered_extent)
         # Rows that a launch cannot reach.
-        self._others = tuple(tier for tier in tiers if not _is_readable(tier))
+        self._others = residency.beyond_kernels
         with torch.cuda.device(device):
             self._constants = hash_op.HashConstants.of(spec, device)
             self._error = new_error(device)
-            target = UploadTarget(spec, codec, tiers, device, self._extents, self._error)
+            target = UploadTarget(spec, codec, residency, device, self._extents, self._error)
             self._uploader = Uploader(target, settings.host_gather_rows)
             # The constants may be read from any stream next.
             torch.cuda.synchronize(device)
@@ -128,21 +126,3 @@ class CudaReader(TableReader):
                 "gramary.Connector's request and wait instead, or place all rows on device and host"
             )
         self._uploader.lay_over(row_ids.cpu().to(torch.int64), self._others, out)
-
-
-def readable_extents(spec: HashSpec, tiers: Sequence[Tier]) -> Extents:
-    """Returns where the rows lie that the device can read by itself."""
-    places: dict[str, object] = {}
-    for tier in tiers:
-        if isinstance(tier, DeviceTier):
-            places |= {"device_rows": tier.rows, "device_first": tier.first_row}
-            places |= {"device_end": tier.end_row}
-        elif isinstance(tier, HostTier) and tier.device_address is not None:
-            places |= {"host_address": tier.device_address, "host_first": tier.first_row}
-            places |= {"host_end": tier.end_row}
-    return Extents(spec.num_rows, **places)  # type: ignore[arg-type]
-
-
-def _is_readable(tier: Tier) -> bool:
-    is_registered = isinstance(tier, HostTier) and tier.device_address is not None
-    return isinstance(tier, DeviceTier) or is_registered

@@ -33,7 +33,7 @@ class LateReader:
             raise LoadError("the table is not loaded: load every shard, then finish_loading()")
         with self._making:
             if self._reader is None:
-                self._reader = make_reader(self._store.request, self._store.tiers)
+                self._reader = make_reader(self._store.request, self._store.residency)
             return self._reader
 
     def check(self) -> None:

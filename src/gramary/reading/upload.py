@@ -27,12 +27,9 @@ from gramary.ops._triton import decode as decode_op
 from gramary.ops._triton import embed as embed_op
 from gramary.ops.extents import Extents
 from gramary.reading.arguments import require_row_ids
-from gramary.reading.cpu import host_extent
 from gramary.tiers.base import Tier
-from gramary.tiers.device import DeviceTier
-from gramary.tiers.disk import DiskTier
-from gramary.tiers.host import HostTier
 from gramary.tiers.registration import CudaHostRegistry
+from gramary.tiers.residency import Residency
 from gramary.tiers.staging import Staging
 
 logger = logging.getLogger("gramary")
@@ -52,7 +49,7 @@ class UploadTarget:
     Attributes:
         spec: geometry of the table.
         codec: encoding of its rows.
-        tiers: the tiers that hold this rank's rows.
+        residency: where this rank's rows are.
         device: the CUDA device that reads.
         extents: the rows that it can read by itself.
         error: its sticky error tensor.
@@ -60,7 +57,7 @@ class UploadTarget:
 
     spec: HashSpec
     codec: Codec
-    tiers: Sequence[Tier]
+    residency: Residency
     device: torch.device
     extents: Extents
     error: torch.Tensor
@@ -80,21 +77,14 @@ class Uploader:
 
     def __init__(self, target: UploadTarget, gather_from_rows: int | None) -> None:
         self._target = target
-        self._host = host_extent(target.tiers)
-        self._device_tiers = [tier for tier in target.tiers if isinstance(tier, DeviceTier)]
-        self._disk_tiers = [tier for tier in target.tiers if isinstance(tier, DiskTier)]
+        self._host = target.residency.host_extent
         # Only the rows in the GPU's own memory: the threads bring the others.
-        self._own_extents = dataclasses.replace(
-            target.extents, host_address=0, host_first=0, host_end=0
-        )
+        self._own_extents = Extents(target.spec.num_rows, target.extents.device)
         self._turn = threading.Lock()
         # Reused, so that no call pays for fresh pages.
         self._row_ids = torch.empty(0, dtype=torch.int64, device="cpu")
         self._staging: Staging | None = None
-        can_read_host = any(
-            isinstance(tier, HostTier) and tier.device_address is not None for tier in target.tiers
-        )
-        if not can_read_host:
+        if not target.extents.host.num_rows:
             # Nothing to choose: rows in host memory, if any, are gathered.
             self.gather_from_rows = 0 if self._host.num_rows else 1 << 62
         elif gather_from_rows is not None:
@@ -157,7 +147,8 @@ class Uploader:
         """Writes all rows, by the way that is faster for so many."""
         if row_ids.numel() < self.gather_from_rows:
             self._read(row_ids, self._target.extents, out)
-            self._lay_over(row_ids, self._disk_tiers, out)
+            if (disk := self._target.residency.disk) is not None:
+                self._lay_over(row_ids, [disk], out)
         else:
             self._gather(row_ids, out)
 
@@ -168,11 +159,11 @@ class Uploader:
 
     def _gather(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:
         """Brings all rows but the device's own up."""
-        if not self._device_tiers:
+        if self._target.residency.device is None:
             self._bring(row_ids, None, out)
             return
         self._read(row_ids, self._own_extents, out)
-        self._lay_over(row_ids, [t for t in self._target.tiers if t.name != "device"], out)
+        self._lay_over(row_ids, self._target.residency.beyond_device, out)
 
     def _lay_over(self, row_ids: torch.Tensor, tiers: Sequence[Tier], out: torch.Tensor) -> None:
         for tier in tiers:
@@ -194,12 +185,14 @@ class Uploader:
 
     def _gather_piece(self, row_ids: torch.Tensor, rows: torch.Tensor) -> None:
         native_rows.gather(row_ids, self._host, rows.shape[1], rows, is_sent_on=True)
-        for tier in self._disk_tiers:
-            places, ids = native_rows.find_places(row_ids, tier.first_row, tier.end_row)
-            if places.numel():
-                read = torch.empty(places.numel(), rows.shape[1], dtype=torch.uint8, device="cpu")
-                tier.gather(ids, read)
-                native_rows.decode("fp8", rows.shape[1], 1.0, read, rows, places)
+        disk = self._target.residency.disk
+        if disk is None:
+            return
+        places, ids = native_rows.find_places(row_ids, disk.first_row, disk.end_row)
+        if places.numel():
+            read = torch.empty(places.numel(), rows.shape[1], dtype=torch.uint8, device="cpu")
+            disk.gather(ids, read)
+            native_rows.decode("fp8", rows.shape[1], 1.0, read, rows, places)
 
     def _sent(self, values: torch.Tensor) -> torch.Tensor:
         """Returns int64 [n] of the CPU on the device, without waiting for the device."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -20,6 +22,7 @@ from gramary.tiers.device import DeviceTier, free_device_bytes
 from gramary.tiers.disk import DiskTier
 from gramary.tiers.host import HostOptions, HostTier
 from gramary.tiers.registration import CudaHostRegistry
+from gramary.tiers.residency import Residency
 from gramary.tiers.share import SharedMapping, ShareKey
 
 
@@ -162,7 +165,7 @@ def _free_host_bytes(request: StorageRequest, room: HostRoom) -> int:
 
 def _check_shareable(request: StorageRequest, placement: Placement) -> None:
     """Raises PlacementError where no rows are shared, or not the same ones in every process."""
-    if all(extent.tier != "host" for extent in placement.filled):
+    if placement.extent("host") is None:
         raise PlacementError(f"share: placement {request.placement!r} has no host rows to share")
     if request.depends_on_free_memory:
         raise PlacementError(
@@ -171,8 +174,8 @@ def _check_shareable(request: StorageRequest, placement: Placement) -> None:
         )
 
 
-def build_tiers(request: StorageRequest, placement: Placement) -> tuple[Tier, ...]:
-    """Returns a tier for each extent that holds rows, in order; on failure nothing is left taken.
+def build_residency(request: StorageRequest, placement: Placement) -> Residency:
+    """Returns a tier for each extent that holds rows; on failure nothing is left taken.
 
     Raises:
         CapacityError: a tier has not the memory.
@@ -181,25 +184,36 @@ def build_tiers(request: StorageRequest, placement: Placement) -> tuple[Tier, ..
     """
     placement.require_room()
     with contextlib.ExitStack() as undo:
-        tiers = []
+        tiers: dict[str, Any] = {}
         for extent in placement.filled:
-            tier = _build_tier(request, extent)
+            tier = _BUILDERS[extent.tier](request, extent)
             undo.callback(tier.close)
-            tiers.append(tier)
+            tiers[extent.tier] = tier
         undo.pop_all()
-    return tuple(tiers)
+    return Residency(**tiers)
 
 
-def _build_tier(request: StorageRequest, extent: Extent) -> Tier:
+def _build_device(request: StorageRequest, extent: Extent) -> DeviceTier:
     row_bytes = request.codec.row_bytes
-    if extent.tier == "device":
-        return DeviceTier(extent.first_row, extent.num_rows, row_bytes, request.device)
-    if extent.tier == "host":
-        options = _host_options(request, extent)
-        return HostTier(extent.first_row, extent.num_rows, row_bytes, request.settings, options)
+    return DeviceTier(extent.first_row, extent.num_rows, row_bytes, request.device)
+
+
+def _build_host(request: StorageRequest, extent: Extent) -> HostTier:
+    row_bytes, options = request.codec.row_bytes, _host_options(request, extent)
+    return HostTier(extent.first_row, extent.num_rows, row_bytes, request.settings, options)
+
+
+def _build_disk(request: StorageRequest, extent: Extent) -> DiskTier:
     if request.layout is None:
         raise AssertionError("plan_storage lets no disk rows through without files")
     return DiskTier(request.layout, extent.first_row, extent.num_rows, request.settings)
+
+
+_BUILDERS: dict[str, Callable[[StorageRequest, Extent], Tier]] = {
+    "device": _build_device,
+    "host": _build_host,
+    "disk": _build_disk,
+}
 
 
 def _host_options(request: StorageRequest, extent: Extent) -> HostOptions:

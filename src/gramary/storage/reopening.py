@@ -61,11 +61,8 @@ def require_reopenable(recipe: OpenRecipe | None, placement: Placement | None) -
             "be in the pickle; open it where it is used"
         )
     is_shared = recipe.options["share"] is not None
-    held = [
-        extent
-        for extent in placement.filled
-        if extent.tier == "device" or (extent.tier == "host" and not is_shared)
-    ]
+    on_disk, shared = placement.extent("disk"), placement.extent("host") if is_shared else None
+    held = [extent for extent in placement.filled if extent not in (on_disk, shared)]
     if held:
         tiers = " and ".join(extent.tier for extent in held)
         num_bytes = sum(extent.nbytes for extent in held)

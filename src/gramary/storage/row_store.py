@@ -16,10 +16,11 @@ from gramary.native.instructions import cap_instructions
 from gramary.native.threads import require_num_threads
 from gramary.placement.plan import Placement, shard_range
 from gramary.process.events import require_interpreter
-from gramary.storage.allocation import StorageRequest, build_tiers, plan_storage
+from gramary.storage.allocation import StorageRequest, build_residency, plan_storage
 from gramary.storage.shard_routing import LoadLedger, ShardOrder, route_rows
 from gramary.storage.shard_rows import shard_rows
 from gramary.tiers.base import Tier
+from gramary.tiers.residency import Residency
 
 logger = logging.getLogger("gramary")
 
@@ -46,7 +47,7 @@ class RowStore:
     def __init__(self, request: StorageRequest, num_shards: int | None = None) -> None:
         self.request = request
         self.placement: Placement | None = None
-        self.tiers: tuple[Tier, ...] = ()
+        self.residency = Residency()
         self.is_readable = False
         self._turn = threading.Lock()
         self._order = ShardOrder(request.spec.num_rows, num_shards)
@@ -79,7 +80,7 @@ class RowStore:
             raise AssertionError("a table without files is loaded by shards")
         with self._turn:
             self._allocate()
-            in_memory = [tier for tier in self.tiers if tier.name != "disk"]
+            in_memory = self.residency.in_memory
             done_bytes, all_bytes = 0, sum(tier.nbytes for tier in in_memory)
             for tier in in_memory:
                 if tier.is_filled:
@@ -90,7 +91,7 @@ class RowStore:
                     done_bytes += num_bytes
                     if progress is not None:
                         progress(done_bytes, all_bytes)
-            for tier in self.tiers:
+            for tier in self.residency.tiers:
                 self._ledger.add(tier.first_row, tier.end_row)
             self._ledger.require_complete()
             self._make_readable()
@@ -123,10 +124,11 @@ class RowStore:
 
     def check_integrity(self) -> None:
         """Raises a GramaryError where a tier's rows or files are not what they were."""
-        for tier in self.tiers:
+        layout = self.request.layout
+        for tier in self.residency.tiers:
             tier.check_integrity()
-            if self.request.layout is not None and tier.name != "disk":
-                _compare_with_files(tier, self.request.layout)
+            if layout is not None and tier in self.residency.in_memory:
+                _compare_with_files(tier, layout)
 
     def close(self) -> None:
         """Closes the tiers, the last first; all of them, whatever one of them raises."""
@@ -148,22 +150,22 @@ class RowStore:
         """Closes the tiers; may be called again where it was broken off."""
         self.is_readable = False
         with contextlib.ExitStack() as closing:
-            for tier in self.tiers:
+            for tier in self.residency.tiers:
                 closing.callback(tier.close)
         # Not before: a call that is broken off above is made again.
-        self.tiers = ()
+        self.residency = Residency()
 
     def _allocate(self) -> None:
         require_num_threads(self.request.settings.num_threads)
         cap_instructions(self.request.settings.instructions)
         placement = plan_storage(self.request)
-        self.tiers = build_tiers(self.request, placement)
+        self.residency = build_residency(self.request, placement)
         self.placement = placement
         for line in placement.report():
             logger.info("%s", line)
 
     def _make_readable(self) -> None:
-        for tier in self.tiers:
+        for tier in self.residency.in_memory:
             if not tier.is_filled:
                 tier.finish_writing()
         self.is_readable = True
@@ -171,9 +173,9 @@ class RowStore:
     def _write(self, pieces: Iterable[tuple[int, torch.Tensor]]) -> None:
         """Writes encoded rows to the tiers that own them; rows of other ranks are dropped."""
         for first_row, rows in pieces:
-            for route in route_rows(first_row, first_row + rows.shape[0], self.tiers):
-                part = rows[route.first_row - first_row : route.end_row - first_row]
-                self.tiers[route.holder].write(route.first_row, part)
+            end_row = first_row + rows.shape[0]
+            for tier, first, end in route_rows(first_row, end_row, self.residency.tiers):
+                tier.write(first, rows[first - first_row : end - first_row])
 
 
 def _fill(tier: Tier, layout: RowLayout) -> Iterator[int]:

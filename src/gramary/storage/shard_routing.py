@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from gramary.errors import ArgumentError, LoadError, ShardError
 
@@ -21,27 +20,23 @@ class HoldsRows(Protocol):
         """One past the last row held."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Route:
-    """Rows first_row .. end_row - 1 go to the holder with this index."""
-
-    holder: int
-    first_row: int
-    end_row: int
+Holder = TypeVar("Holder", bound=HoldsRows)
 
 
-def route_rows(first_row: int, end_row: int, holders: Iterable[HoldsRows]) -> Iterator[Route]:
-    """Yields the parts of a run of rows, split where one holder ends; nobody's rows are dropped.
+def route_rows(
+    first_row: int, end_row: int, holders: Iterable[Holder]
+) -> Iterator[tuple[Holder, int, int]]:
+    """Yields (holder, first row, end row) of the parts of a run; rows without a holder are dropped.
 
     Args:
         first_row: first row of the run.
         end_row: one past its last row.
         holders: owners of disjoint runs, such as a placement's extents.
     """
-    for index, holder in enumerate(holders):
+    for holder in holders:
         first, end = max(first_row, holder.first_row), min(end_row, holder.end_row)
         if first < end:
-            yield Route(index, first, end)
+            yield holder, first, end
 
 
 class ShardOrder:

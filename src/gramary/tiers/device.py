@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from gramary.errors import CapacityError, UnsupportedError
+from gramary.native.rows import RowExtent
 from gramary.tiers.base import Tier
 
 
@@ -38,6 +39,11 @@ class DeviceTier(Tier):
                 f"device rows need {self.nbytes:,} bytes and {device} has not that much free: "
                 f"{error}"
             ) from error
+
+    @property
+    def extent(self) -> RowExtent:
+        """The rows, by their address on the device; there until `close`."""
+        return RowExtent(self.rows.data_ptr(), self.first_row, self.num_rows)
 
     def write(self, first_row: int, rows: torch.Tensor) -> None:
         """Copies rows first_row .. first_row + len(rows) - 1 in; `rows` may lie on any device."""

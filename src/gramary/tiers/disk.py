@@ -10,7 +10,7 @@ import torch
 
 from gramary.errors import ArgumentError, RowReadError, UnsupportedError
 from gramary.files.layout import RowLayout
-from gramary.native.disk import DiskReader, FlatLayout
+from gramary.native.disk import DiskExtent, DiskReader, FlatLayout
 from gramary.settings import Settings
 from gramary.tiers.base import Tier
 
@@ -53,9 +53,9 @@ class DiskTier(Tier):
         )
 
     @property
-    def reader_address(self) -> int:
-        """Address of the core's reader, for a row service in this process that has a hold of it."""
-        return self._reader.address
+    def extent(self) -> DiskExtent:
+        """The rows, by the core's reader, for a row service in this process with a hold of it."""
+        return DiskExtent(self._reader.address, self.first_row, self.num_rows)
 
     def hold(self) -> object:
         """Returns what keeps the core's reader, beyond `close` too."""

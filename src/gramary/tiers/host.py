@@ -17,7 +17,7 @@ from gramary.machine.memory import (
 )
 from gramary.native import rows as native_rows
 from gramary.native.memory import HostMapping, Pages
-from gramary.native.rows import RowExtent
+from gramary.native.rows import NO_ROWS, RowExtent
 from gramary.settings import Settings
 from gramary.tiers.base import Tier
 from gramary.tiers.registration import HostRegistry, Registration
@@ -128,9 +128,16 @@ class HostTier(Tier):
         return self._mapping.mapped_bytes if self._registration else 0
 
     @property
-    def device_address(self) -> int | None:
-        """Address of the first row as GPUs see it; None where the memory is not registered."""
-        return self._registration.device_address if self._registration else None
+    def extent(self) -> RowExtent:
+        """The rows, as the CPU reads them; there until `close`."""
+        return RowExtent(self.rows.data_ptr(), self.first_row, self.num_rows)
+
+    @property
+    def registered_extent(self) -> RowExtent:
+        """The rows, as GPUs read them; no rows where the memory is not registered."""
+        if self._registration is None:
+            return NO_ROWS
+        return RowExtent(self._registration.device_address, self.first_row, self.num_rows)
 
     def write(self, first_row: int, rows: torch.Tensor) -> None:
         """Copies rows first_row .. first_row + len(rows) - 1 in; `rows` may lie on any device."""

@@ -29,6 +29,7 @@ from gramary.native.ring import Phase, RingFields, progress_of, state_of
 from gramary.offload.memory.ring import RingShape
 from gramary.tiers.device import DeviceTier
 from gramary.tiers.host import HostTier
+from gramary.tiers.residency import Residency
 
 QUICK = Settings(request_timeout_s=0.3, num_threads=1)
 PATIENT = Settings(request_timeout_s=20, num_threads=1)
@@ -112,14 +113,14 @@ def test_rows_of_device_extents_are_merged(
 ) -> None:
     """Rows in the device's own memory are not fetched; the consumer knows them by their ids."""
     with make_table() as split:
-        whole = split.tiers[0]
-        assert isinstance(whole, HostTier)
+        whole = split.residency.host
+        assert whole is not None
         cut = split.spec.num_rows // 2
         device = DeviceTier(0, cut, whole.row_bytes, torch.device("cpu"))
         device.write(0, whole.rows[:cut])
         host = HostTier(cut, split.spec.num_rows - cut, whole.row_bytes)
         host.write(cut, whole.rows[cut:])
-        split._store.tiers = (device, host)
+        split._store.residency = Residency(device, host)
         with cuda_connector(split, max_tokens=16, settings=PATIENT) as connector:
             for seed in range(4):
                 batch = make_batch(seed, prefill=prefill)

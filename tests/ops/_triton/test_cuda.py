@@ -8,6 +8,7 @@ from embed_stage import (
     BIGRAMS,
     REAL,
     SMALL,
+    extent_of,
     on_device,
     random_batch,
     random_table,
@@ -83,7 +84,7 @@ def test_nothing_is_compiled_for_another_batch_or_table(compilations: list[str])
     def call(num_rows: int, lengths: list[int], offset: int) -> None:
         storage = torch.zeros(num_rows * 160 + offset, dtype=torch.uint8, device="cuda")
         rows = storage[offset:].view(num_rows, 160)
-        extents = Extents(num_rows, rows, 0, num_rows)
+        extents = Extents(num_rows, extent_of(rows))
         constants = HashConstants.of(BIGRAMS, "cuda")
         error = new_error("cuda")
         tokens, starts, history = random_batch(BIGRAMS, lengths)

@@ -11,6 +11,7 @@ from embed_stage import (
     SMALL,
     TILE,
     Spec,
+    extent_of,
     fresh,
     on_device,
     random_batch,
@@ -23,6 +24,7 @@ from hypothesis import strategies as st
 from gramary.errors import ArgumentError
 from gramary.flat_batch import FlatBatch
 from gramary.model.codecs import Codec
+from gramary.native.rows import RowExtent
 from gramary.ops._triton.embed import embed, lookup
 from gramary.ops._triton.hash import HashConstants
 from gramary.ops._triton.sticky_error import error_of, new_error
@@ -203,31 +205,21 @@ def test_rows_beyond_2_31_and_2_32_bytes(tier: str):
     for row, mark in zip(rows, marks, strict=True):
         storage[mark] = row.to(DEVICE)
     if tier == "device":
-        extents = Extents(num_rows, storage, 0, num_rows)
+        extents = Extents(num_rows, device=extent_of(storage))
     else:
-        extents = Extents(num_rows, host_address=storage.data_ptr(), host_end=num_rows)
+        extents = Extents(num_rows, host=extent_of(storage))
     out = fresh((len(marks), 1024), torch.uint8)
     lookup(on_device(marks), extents, codec, out, new_error(out.device))
     embed_truth.assert_same(out, rows)
 
 
 def test_extents_that_cannot_be():
-    rows = torch.zeros(4, 8, dtype=torch.uint8)
     for kwargs, message in (
-        ({"host_address": 1, "host_first": 3, "host_end": 11}, "host extent: expected rows within"),
-        ({"host_first": 0, "host_end": 2}, "host_address: expected an address"),
-        ({"device_rows": rows, "device_end": 3}, "device_rows: expected 3 rows, got 4"),
-        ({"device_end": 3}, "device_rows: expected 3 rows, got 0"),
-        (
-            {
-                "device_rows": rows,
-                "device_end": 4,
-                "host_address": 1,
-                "host_first": 3,
-                "host_end": 9,
-            },
-            "expected disjoint rows",
-        ),
+        ({"host": RowExtent(1, 3, 8)}, "host extent: expected rows within 0 to 10, got 3 to 11"),
+        ({"host": RowExtent(0, 0, 2)}, "host extent: expected an address"),
+        ({"device": RowExtent(0, 0, 3)}, "device extent: expected an address"),
+        ({"device": RowExtent(1, -1, 3)}, "device extent: expected rows within"),
+        ({"device": RowExtent(1, 0, 4), "host": RowExtent(1, 3, 6)}, "expected disjoint rows"),
     ):
         with pytest.raises(ArgumentError, match=message):
             Extents(10, **kwargs)

@@ -20,10 +20,8 @@ from gramary.offload.service.base import Service
 from gramary.offload.service.stores import disk_files
 from gramary.ops._triton.hash import HashConstants
 from gramary.ops._triton.sticky_error import error_of
-from gramary.ops.extents import Extents
 from gramary.settings import Settings
 from gramary.table import Table
-from gramary.tiers.device import DeviceTier
 
 # Errors that were not asked for yet; a worker that stays dead makes one for every replay.
 MAX_ERRORS = 64
@@ -74,7 +72,7 @@ class CudaDevice:
         with streams.on_device():
             self.slots = DeviceSlots(region, self.device)
             self.constants = [HashConstants.of(table.spec, self.device) for table in tables]
-        self.extents = [own_extent(table) for table in tables]
+        self.extents = [table.residency.device_extent for table in tables]
         self._files = [disk_files(table) for table in tables]
         self._turn = threading.Lock()
         self._errors: deque[RowFetchError] = deque(maxlen=MAX_ERRORS)
@@ -156,19 +154,6 @@ class CudaDevice:
                     errors.append(found)  # type: ignore[arg-type]
         self.slots.token_errors.zero_()
         return errors
-
-
-def own_extent(table: Table) -> Extents:
-    """Returns the rows of a table that lie in its device's own memory."""
-    for tier in table.tiers:
-        if isinstance(tier, DeviceTier):
-            return Extents(
-                table.spec.num_rows,
-                device_rows=tier.rows,
-                device_first=tier.first_row,
-                device_end=tier.end_row,
-            )
-    return Extents(table.spec.num_rows)
 
 
 __all__ = ["CudaDevice"]

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from gramary.flat_batch import FlatBatch
 from gramary.native.ring import Phase, RingFields
+from gramary.native.rows import RowExtent
 from gramary.offload.cuda.slots import DeviceSlot
 from gramary.offload.cuda.words import behind_fence, is_last_program, store_int64
 from gramary.ops._triton.hash import (
@@ -77,7 +78,7 @@ def write_request(
     constants: HashConstants,
     batch: FlatBatch,
     *,
-    device_rows: tuple[int, int],
+    device_extent: RowExtent,
     is_last_layer: bool,
 ) -> None:
     """Writes one layer's ids of a request, and behind the last layer's its number.
@@ -89,7 +90,7 @@ def write_request(
         layer: which layer's ids.
         constants: the layer's hash constants, on the tokens' device.
         batch: there; padding is what lies behind query_start_loc[-1].
-        device_rows: first row, and one past the last, of the table's device extent.
+        device_extent: the table's rows in the device's own memory, which nobody has to bring.
         is_last_layer: whether the request is complete with this layer.
     """
     # An empty batch is a request too: somebody waits for its answer.
@@ -108,7 +109,8 @@ def write_request(
         constants.eos_token_id,
         slot.ids_address(layer),
         slot.header_address,
-        *device_rows,
+        device_extent.first_row,
+        device_extent.end_row,
         NGRAM=constants.ngram_size,
         HEADS=constants.heads_per_ngram,
         HAS_HISTORY=batch.history is not None,

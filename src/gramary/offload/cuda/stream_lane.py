@@ -67,13 +67,13 @@ class DeviceStreamLane(DeviceLane):
     def _write_request(self, slot: DeviceSlot, batches: list[FlatBatch]) -> None:
         """Queues the kernels that write a request's ids, and behind them its number."""
         last = self._num_layers - 1
-        for layer, extents in enumerate(self._device.extents):
+        for layer, extent in enumerate(self._device.extents):
             write_request(
                 slot,
                 layer,
                 self._device.constants[layer],
                 batches[layer],
-                device_rows=(extents.device_first, extents.device_end),
+                device_extent=extent,
                 is_last_layer=layer == last,
             )
 

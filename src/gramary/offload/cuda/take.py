@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from gramary.model.codecs import Codec
+from gramary.native.rows import RowExtent
 from gramary.offload.cuda.answers import is_good, keep_failure, lower_flag
 from gramary.offload.cuda.bring import bring_rows
 from gramary.offload.cuda.slots import DeviceSlot
@@ -20,7 +21,6 @@ from gramary.offload.cuda.streams import Streams
 from gramary.offload.cuda.words import is_last_program, load_int64, load_int64_if
 from gramary.ops._triton.rows import WRONG_ROW, ZERO_ROW, load_rows, store_rows
 from gramary.ops._triton.tiles import Format, Tile, tile_for
-from gramary.ops.extents import Extents
 
 # Rows from which on they are copied first: a kernel that reads over the bus holds its
 # multiprocessors meanwhile.
@@ -117,7 +117,7 @@ def take_rows(
     layer: int,
     number: int,
     codec: Codec,
-    extents: Extents,
+    device_extent: RowExtent,
     out: torch.Tensor,
     streams: Streams,
     *,
@@ -130,14 +130,14 @@ def take_rows(
         layer: which layer's.
         number: the request's number; 0 in a stream's slot, which counts by itself.
         codec: how they are encoded.
-        extents: the table's rows in the device's own memory; others are in the slot.
+        device_extent: the table's rows in the device's own memory; others are in the slot.
         out: [T, heads * width] in an output dtype, contiguous, on the device.
         streams: the device's streams.
         releases: whether the slot may be overwritten once these rows are taken.
     """
     num_rows = out.numel() // codec.output_width(out.dtype)
     is_copied = num_rows >= COPIED_FROM_ROWS
-    has_ids = slot.is_stream or extents.device_rows is not None
+    has_ids = slot.is_stream or device_extent.num_rows > 0
     rows_address, ids_address = slot.rows_address(layer), slot.known_ids_address(layer)
     if is_copied:
         rows = bring_rows(slot, layer, number, num_rows, streams)
@@ -148,7 +148,7 @@ def take_rows(
         settle(slot, layer, number, checks=True, releases=releases)
     else:
         streams.wait(slot.ready_address(layer), 1)
-    form = Format.of(codec, out, rows_address | extents.device_address)
+    form = Format.of(codec, out, rows_address | device_extent.address)
     tile = tile_for(num_rows) if is_copied else _IN_PLACE
     take_kernel[(max(1, triton.cdiv(num_rows, tile.rows)),)](
         out.view(form.out_dtype),
@@ -164,9 +164,9 @@ def take_rows(
         num_rows,
         number,
         layer,
-        extents.device_address,
-        extents.device_first,
-        extents.device_end,
+        device_extent.address,
+        device_extent.first_row,
+        device_extent.end_row,
         form.scale,
         IS_STREAM=slot.is_stream,
         HAS_IDS=has_ids,

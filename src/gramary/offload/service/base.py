@@ -56,7 +56,7 @@ class ThreadService(Service):
         self, region: Region, stores: tuple[StoreArguments, ...], settings: Settings
     ) -> None:
         self.native = RowService(
-            [Tenant(region.address, region.ring, stores, region.hold())],
+            [Tenant(base=region.address, layout=region.ring, stores=stores, hold=region.hold())],
             poll=settings.poll,
             num_threads=num_service_threads(settings),
         )

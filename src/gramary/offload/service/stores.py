@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from gramary.native.disk import NO_DISK_ROWS
 from gramary.native.offload import StoreArguments
+from gramary.native.rows import NO_ROWS
+from gramary.ops._cpu.hash import hasher
 from gramary.table import Table
-from gramary.tiers.disk import DiskTier
-from gramary.tiers.host import HostTier
 
 
 def store_arguments(table: Table) -> StoreArguments:
@@ -13,37 +14,22 @@ def store_arguments(table: Table) -> StoreArguments:
 
     The service keeps the tiers' memory and readers, so that it may outlive the table.
     """
-    host = disk = (0, 0, 0)
-    holds = []
-    for tier in table.tiers:
-        if isinstance(tier, HostTier):
-            host = (tier.rows.data_ptr(), tier.first_row, tier.num_rows)
-            holds.append(tier.hold())
-        elif isinstance(tier, DiskTier):
-            disk = (tier.reader_address, tier.first_row, tier.num_rows)
-            holds.append(tier.hold())
-    spec = table.spec
+    host, disk = table.residency.host, table.residency.disk
     return StoreArguments(
-        vocab_size=spec.vocab_size,
-        eos_token_id=spec.eos_token_id,
-        multipliers=spec.multipliers,
-        sizes=spec.sizes,
-        offsets=spec.offsets,
-        num_rows=spec.num_rows,
+        hasher=hasher(table.spec).core,
+        num_rows=table.spec.num_rows,
         row_bytes=table.codec.row_bytes,
-        host=host,
-        disk=disk,
+        host=host.extent if host else NO_ROWS,
+        disk=disk.extent if disk else NO_DISK_ROWS,
         is_sent_on=table.device.type == "cuda",
-        holds=tuple(holds),
+        holds=[tier.hold() for tier in (host, disk) if tier is not None],
     )
 
 
 def disk_files(table: Table) -> tuple[str, ...]:
     """Returns the files that a table's disk rows are read from, as an answer counts them."""
-    for tier in table.tiers:
-        if isinstance(tier, DiskTier):
-            return tuple(file.path for file in tier.layout.files)
-    return ()
+    disk = table.residency.disk
+    return tuple(file.path for file in disk.layout.files) if disk else ()
 
 
 __all__ = ["disk_files", "store_arguments"]

@@ -18,8 +18,7 @@ from gramary.offload.memory.region import Region
 from gramary.offload.memory.ring import Ring, RingShape
 from gramary.settings import Settings
 from gramary.table import Table
-from gramary.tiers.disk import DiskTier
-from gramary.tiers.host import HostTier
+from gramary.tiers.base import Tier
 
 # What a HashSpec is made of; the rest of it follows.
 _SPEC_FIELDS = tuple(field.name for field in dataclasses.fields(HashSpec) if field.init)
@@ -37,19 +36,17 @@ def describe(
             "row_bytes": table.codec.row_bytes,
             "is_sent_on": table.device.type == "cuda",
         }
-        for tier in table.tiers:
-            extent: dict[str, Any] = {"first_row": tier.first_row, "num_rows": tier.num_rows}
-            if isinstance(tier, HostTier):
-                extent |= {"descriptor": len(descriptors), "num_bytes": tier.nbytes}
-                descriptors.append(tier.descriptor)
-            elif isinstance(tier, DiskTier):
-                extent["layout"] = dataclasses.asdict(tier.layout)
-                for file in extent["layout"]["files"]:
-                    # The worker may stand in another folder.
-                    file["path"] = os.path.abspath(file["path"])
-            else:
-                continue
-            layer[tier.name] = extent
+        host, disk = table.residency.host, table.residency.disk
+        if host is not None:
+            memory = {"descriptor": len(descriptors), "num_bytes": host.nbytes}
+            layer["host"] = _rows_of(host) | memory
+            descriptors.append(host.descriptor)
+        if disk is not None:
+            layout = dataclasses.asdict(disk.layout)
+            for file in layout["files"]:
+                # The worker may stand in another folder.
+                file["path"] = os.path.abspath(file["path"])
+            layer["disk"] = _rows_of(disk) | {"layout": layout}
         layers.append(layer)
     description = {
         "version": ring.VERSION,
@@ -59,6 +56,10 @@ def describe(
         "settings": dataclasses.asdict(settings),
     }
     return description, descriptors
+
+
+def _rows_of(tier: Tier) -> dict[str, Any]:
+    return {"first_row": tier.first_row, "num_rows": tier.num_rows}
 
 
 def spec_from(layer: dict[str, Any]) -> HashSpec:

@@ -10,11 +10,14 @@ from typing import Any
 
 from gramary.errors import RowFetchError
 from gramary.model.hashing import HashSpec
+from gramary.native.disk import NO_DISK_ROWS
 from gramary.native.memory import FileMapping
 from gramary.native.offload import RowService, StoreArguments, Tenant
+from gramary.native.rows import NO_ROWS, RowExtent
 from gramary.offload.memory import ring
 from gramary.offload.worker.channel import read_memory_file
 from gramary.offload.worker.description import layout_from, require_rows, ring_from, spec_from
+from gramary.ops._cpu.hash import hasher
 from gramary.settings import Settings
 from gramary.tiers.disk import DiskTier
 
@@ -66,7 +69,7 @@ class Tenancy:
         except BaseException:
             self.close()
             raise
-        self.tenant = Tenant(region.address, layout, stores, region.hold())
+        self.tenant = Tenant(base=region.address, layout=layout, stores=stores, hold=region.hold())
 
     def seat(self, service: RowService, index: int) -> None:
         """Remembers which service serves it, as which of its tenants."""
@@ -95,33 +98,28 @@ class Tenancy:
     def _open(self, layer: dict[str, Any], settings: Settings) -> StoreArguments:
         """Returns what the service needs of one table; opens its disk tier."""
         spec, row_bytes = spec_from(layer), int(layer["row_bytes"])
-        host, disk = (0, 0, 0), (0, 0, 0)
-        holds = []
+        host, disk, holds = NO_ROWS, NO_DISK_ROWS, []
         if extent := layer.get("host"):
             mapping, host = self._map_rows(extent, spec, row_bytes)
             holds.append(mapping.hold())
         if extent := layer.get("disk"):
             tier = self._open_rows(extent, spec, row_bytes, settings)
-            disk = (tier.reader_address, tier.first_row, tier.num_rows)
+            disk = tier.extent
             holds.append(tier.hold())
         return StoreArguments(
-            spec.vocab_size,
-            spec.eos_token_id,
-            spec.multipliers,
-            spec.sizes,
-            spec.offsets,
+            hasher=hasher(spec).core,
             num_rows=spec.num_rows,
             row_bytes=row_bytes,
             host=host,
             disk=disk,
             is_sent_on=bool(layer["is_sent_on"]),
-            holds=tuple(holds),
+            holds=holds,
         )
 
     def _map_rows(
         self, extent: dict[str, Any], spec: HashSpec, row_bytes: int
-    ) -> tuple[FileMapping, tuple[int, int, int]]:
-        """Returns the mapped rows of a host extent, and the extent as the core takes it."""
+    ) -> tuple[FileMapping, RowExtent]:
+        """Returns the mapping of a host extent's rows, and where they lie in it."""
         first_row, num_rows = require_rows(extent, spec)
         if num_rows * row_bytes > extent["num_bytes"]:
             raise RowFetchError(
@@ -129,7 +127,7 @@ class Tenancy:
                 f"{extent['num_bytes']} bytes"
             )
         mapping = self._map(extent["descriptor"], extent["num_bytes"], is_region=False)
-        return mapping, (mapping.address, first_row, num_rows)
+        return mapping, RowExtent(mapping.address, first_row, num_rows)
 
     def _open_rows(
         self, extent: dict[str, Any], spec: HashSpec, row_bytes: int, settings: Settings

@@ -126,7 +126,7 @@ def embed(
     if num_tokens == 0:
         return out
     num_rows = num_tokens * constants.num_heads
-    form = Format.of(codec, out, extents.device_address | extents.host_address)
+    form = Format.of(codec, out, extents.device.address | extents.host.address)
     tile = tile or tile_for(num_rows)
     # No more rows than a token has heads.
     BR = min(tile.rows, triton.next_power_of_2(constants.num_heads))
@@ -174,7 +174,7 @@ def lookup(
     num_rows = row_ids.shape[0]
     if num_rows == 0:
         return out
-    form = Format.of(codec, out, extents.device_address | extents.host_address)
+    form = Format.of(codec, out, extents.device.address | extents.host.address)
     tile = tile or tile_for(num_rows)
     lookup_kernel[(triton.cdiv(num_rows, tile.rows),)](
         row_ids,
@@ -191,11 +191,8 @@ def lookup(
 
 
 def _extent_arguments(extents: Extents) -> tuple[int, ...]:
+    device, host = extents.device, extents.host
     return (
-        extents.device_address,
-        extents.device_first,
-        extents.device_end,
-        extents.host_address,
-        extents.host_first,
-        extents.host_end,
-    )
+        device.address, device.first_row, device.end_row,
+        host.address, host.first_row, host.end_row,
+    )  # fmt: skip
