@@ -1,15 +1,17 @@
 #include "disk/bind.hpp"
 
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <tuple>
 
-#include "base/path_text.hpp"
 #include "base/bind_extent.hpp"
+#include "base/path_text.hpp"
 #include "base/unlocked.hpp"
 #include "disk/disk_reader.hpp"
 #include "disk/pack_blocks.hpp"
@@ -19,6 +21,7 @@
 #include "memory/hold_capsule.hpp"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace gramary {
 namespace {
@@ -64,23 +67,60 @@ std::vector<Record> copy_records(std::uintptr_t pointer, std::int64_t count) {
     return records;
 }
 
-void open_reader(BoundReader* self, std::vector<PathText> named, std::uintptr_t identities,
-                 std::uintptr_t runs, std::int64_t num_runs, std::uintptr_t parts,
-                 std::int64_t num_parts, std::int64_t row_bytes, std::int64_t block_bytes,
-                 std::uint64_t checksum_seed, const std::string& reader, bool direct_io,
+std::int64_t number(nb::handle record, const char* name) {
+    return nb::cast<std::int64_t>(record.attr(name));
+}
+
+FileIdentity file_from(nb::handle file) {
+    const auto [device, inode, mtime_ns] =
+        nb::cast<std::tuple<std::int64_t, std::int64_t, std::int64_t>>(file.attr("identity"));
+    return {.path = nb::cast<PathText>(file.attr("path")).bytes,
+            .bytes = number(file, "size"),
+            .device = device,
+            .inode = inode,
+            .mtime_ns = mtime_ns,
+            .ctime_ns = number(file, "changed_ns")};
+}
+
+RowPart part_from(nb::handle part) {
+    return {.file = number(part, "file"),
+            .offset = number(part, "offset"),
+            .width = number(part, "width"),
+            .column = number(part, "column"),
+            .rows_per_block = number(part, "rows_per_block"),
+            .block_bytes = number(part, "block_bytes"),
+            .stride = number(part, "stride")};
+}
+
+// layout: a RowLayout of src/gramary/files/layout.py.
+void open_reader(BoundReader* self, nb::handle layout, const std::string& reader, bool direct_io,
                  int num_threads, std::int64_t mmap_budget_bytes) {
     std::vector<std::string> paths;
-    for (PathText& path : named) paths.push_back(std::move(path.bytes));
     std::vector<FileIdentity> files;
     std::vector<std::int64_t> file_bytes;
-    const auto* facts = reinterpret_cast<const std::int64_t*>(identities);
-    for (std::size_t i = 0; i < paths.size(); ++i, facts += 5) {
-        files.push_back({paths[i], facts[0], facts[1], facts[2], facts[3], facts[4]});
-        file_bytes.push_back(facts[0]);
+    for (nb::handle file : layout.attr("files")) {
+        files.push_back(file_from(file));
+        paths.push_back(files.back().path);
+        file_bytes.push_back(files.back().bytes);
     }
-    RowMap map(copy_records<RowRun>(runs, num_runs), copy_records<RowPart>(parts, num_parts),
-               file_bytes, row_bytes);
-    const BlockChecks checks{static_cast<std::uint32_t>(block_bytes), checksum_seed};
+    std::vector<RowRun> runs;
+    std::vector<RowPart> parts;
+    std::int64_t block_bytes = 0;
+    for (nb::handle run : layout.attr("runs")) {
+        const auto first_part = static_cast<std::int64_t>(parts.size());
+        for (nb::handle part : run.attr("parts")) {
+            parts.push_back(part_from(part));
+            block_bytes = std::max(block_bytes, parts.back().block_bytes);
+        }
+        runs.push_back({.first_row = number(run, "first_row"),
+                        .num_rows = number(run, "num_rows"),
+                        .first_part = first_part,
+                        .num_parts = static_cast<std::int64_t>(parts.size()) - first_part});
+    }
+    const bool is_checked = nb::cast<bool>(layout.attr("block_checksums"));
+    const BlockChecks checks{static_cast<std::uint32_t>(is_checked ? block_bytes : 0),
+                             nb::cast<std::uint64_t>(layout.attr("checksum_seed"))};
+    RowMap map(std::move(runs), std::move(parts), file_bytes, number(layout, "row_bytes"));
     try {
         auto opened = std::make_shared<DiskReader>(
             std::move(map), std::move(files), checks,
@@ -212,7 +252,8 @@ void bind_disk(nb::module_& m) {
         nb::call_guard<Unlocked>());
     bind_extent<DiskReader>(m, "DiskExtent");
     nb::class_<BoundReader>(m, "DiskReader")
-        .def("__init__", &open_reader)
+        .def("__init__", &open_reader, "layout"_a, nb::kw_only(), "reader"_a, "direct_io"_a,
+             "num_threads"_a, "mmap_budget_bytes"_a)
         // Row i goes to row i, or to row places[i] where `places` is not 0.
         .def("read", &read_rows, nb::arg("row_ids"), nb::arg("count"), nb::arg("out"),
              nb::arg("places") = 0)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from gramary.errors import RowReadError
 from gramary.files.layout import RowLayout
 from gramary.native.disk import DiskReader
-from gramary.tiers.disk import flatten_layout
 
 SENTINEL = 0xA5
 
@@ -45,7 +44,7 @@ def test_each_row_goes_to_its_place_and_nowhere_else(tmp_path_factory, name, dat
     num_places = len(ids) + data.draw(st.integers(0, 100))
     chosen = data.draw(st.permutations(range(num_places)))[: len(ids)]
     row_ids, places = torch.tensor(ids), torch.tensor(chosen)
-    reader = DiskReader(flatten_layout(layout), reader=name)
+    reader = DiskReader(layout, reader=name)
     out = read_to_places(reader, row_ids, places, num_places)
     reader.close()
     expected = torch.full_like(out, SENTINEL)
@@ -67,7 +66,7 @@ def test_places_of_large_batches(table, name, num_ids) -> None:
     generator = torch.Generator().manual_seed(num_ids)
     row_ids = torch.randint(0, len(rows), (num_ids,), generator=generator)
     places = torch.randperm(num_ids + 1000, generator=generator)[:num_ids].contiguous()
-    reader = DiskReader(flatten_layout(layout), reader=name)
+    reader = DiskReader(layout, reader=name)
     for _ in range(2):
         out = read_to_places(reader, row_ids, places, num_ids + 1000)
         assert torch.equal(out[places], rows[row_ids])
@@ -82,7 +81,7 @@ def test_places_of_large_batches(table, name, num_ids) -> None:
 def test_a_failure_leaves_other_places_alone(table, name) -> None:
     """Behaviour 32: rows that nobody asked to be written stay what they were."""
     layout, _ = table
-    reader = DiskReader(flatten_layout(layout), reader=name)
+    reader = DiskReader(layout, reader=name)
     reader.set_script(torch.tensor([[0, 0, 5, 0]]))
     out = torch.full((20, 640), SENTINEL, dtype=torch.uint8)
     row_ids, places = torch.arange(10), torch.arange(0, 20, 2)
@@ -111,7 +110,7 @@ def test_counters_add_up(tmp_path: Path, name: str, columns: tuple[int, ...]) ->
     """Behaviour 34: rows, distinct rows and blocks, bytes and time, of small and large batches."""
     rows = make_rows(30_000, 640)
     layout = write_layout(tmp_path, rows, splits=(9000,), columns=columns, gap=60)
-    reader = DiskReader(flatten_layout(layout), reader=name)
+    reader = DiskReader(layout, reader=name)
     expected = dict.fromkeys(("num_batches", "num_rows", "num_distinct_rows", "num_blocks"), 0)
     started = time.perf_counter_ns()
     for num_ids in (1, 2, 33, 700, 5000, 20_000):

@@ -24,7 +24,6 @@ from gramary.errors import UnsupportedError
 from gramary.files.layout import RowLayout
 from gramary.native.disk import DiskReader
 from gramary.native.raw_disk import read_blocks_raw, try_io_uring
-from gramary.tiers.disk import flatten_layout
 
 pytestmark = pytest.mark.needs("io_uring", "seccomp")
 
@@ -75,14 +74,14 @@ def test_a_refused_call_is_the_reason_everywhere(table, said, call: str, code: i
 
     def read() -> None:
         for _ in range(2):
-            reader = DiskReader(flatten_layout(layout))
+            reader = DiskReader(layout)
             for num_rows in (3, LENT, LANES):
                 read_some(reader, rows, num_rows)
             stats = reader.stats()
             assert (stats["reader"], stats["reader_note"]) == ("pread", note)
             reader.close()
         with pytest.raises(UnsupportedError, match=f"io_uring is not available: {reason}"):
-            DiskReader(flatten_layout(layout), reader="io_uring")
+            DiskReader(layout, reader="io_uring")
         for folder in (None, Path(layout.files[0].path).parent):
             findings = {finding.name: finding for finding in probes.probe_reading(folder)}
             assert findings["io_uring"].answer == "no"
@@ -107,7 +106,7 @@ def test_without_registration_the_ring_reads(table, said, code: int, remedy: str
     layout, rows = table
 
     def read() -> None:
-        reader = DiskReader(flatten_layout(layout))
+        reader = DiskReader(layout)
         for num_rows in (3, LENT, LANES):
             drop_cache(layout)
             read_some(reader, rows, num_rows)
@@ -139,7 +138,7 @@ def test_a_call_that_fails_for_the_moment_is_made_again(table, code: int) -> Non
         assert len(supervised.thread_ids) > 1
         assert supervised.num_calls > 100
 
-    reader = DiskReader(flatten_layout(layout), reader="io_uring")
+    reader = DiskReader(layout, reader="io_uring")
     run_supervised(IO_URING_ENTER, read)
     stats = reader.stats()
     assert (stats["reader"], stats["reader_note"]) == ("io_uring", "")
@@ -170,7 +169,7 @@ def test_a_ring_that_is_forbidden_later_gives_way_to_pread(table, said, num_rows
         read_some(reader, rows, num_rows)
         assert supervised.num_calls == num_calls
 
-    reader = DiskReader(flatten_layout(layout), reader="io_uring")
+    reader = DiskReader(layout, reader="io_uring")
     run_supervised(IO_URING_ENTER, read)
     assert said() == []
     for _ in range(2):
@@ -200,7 +199,7 @@ def test_a_ring_that_breaks_once_is_replaced(table, num_rows: int) -> None:
         read_some(reader, rows, num_rows)
         assert supervised.num_calls > num_calls
 
-    reader = DiskReader(flatten_layout(layout), reader="io_uring")
+    reader = DiskReader(layout, reader="io_uring")
     run_supervised(IO_URING_ENTER, read)
     stats = reader.stats()
     reason = f"io_uring_enter: {os.strerror(errno.EAGAIN)}"
@@ -223,7 +222,7 @@ def test_descriptors_that_run_out_are_no_loss(table) -> None:
         read_some(reader, rows, LANES)
         assert supervised.num_calls > 0, "lanes want one each"
 
-    reader = DiskReader(flatten_layout(layout), reader="io_uring")
+    reader = DiskReader(layout, reader="io_uring")
     run_supervised(IO_URING_SETUP, read)
     stats = reader.stats()
     assert stats["reader"] == "io_uring"
@@ -235,7 +234,7 @@ def test_descriptors_that_run_out_are_no_loss(table) -> None:
 def test_a_child_leaves_the_rings_to_its_parent(table) -> None:
     """What a forked child has mapped where a parent's ring had its memory outlives the reader."""
     layout, rows = table
-    reader = DiskReader(flatten_layout(layout), reader="io_uring")
+    reader = DiskReader(layout, reader="io_uring")
     row_ids = torch.arange(100)
     out = torch.empty(100, 4096, dtype=torch.uint8)
     reader.read(row_ids, out)

@@ -131,15 +131,8 @@ class DiskExtent:
 class DiskReader:
     def __init__(
         self,
-        paths: list[str],
-        identities: int,
-        runs: int,
-        num_runs: int,
-        parts: int,
-        num_parts: int,
-        row_bytes: int,
-        checked_block_bytes: int,
-        checksum_seed: int,
+        layout: object,
+        *,
         reader: str,
         direct_io: bool,
         num_threads: int,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
@@ -20,46 +21,28 @@ _logger = logging.getLogger("gramary")
 _said: set[str] = set()
 
 
-@dataclasses.dataclass(frozen=True)
-class FlatLayout:
-    """Where rows lie in files, as arrays (the form of `files.layout.RowLayout` the core takes).
+class Layout(Protocol):
+    """Where rows lie in files: a `files.layout.RowLayout`, whose parts the core reads by name."""
 
-    Attributes:
-        paths: the files.
-        identities: int64 [files, 5]: bytes, device, inode, modification time and change time in ns
-            of each.
-        runs: int64 [runs, 4]: first row, number of rows, first part, number of parts; ordered,
-            together rows 0 .. num_rows - 1, all with the same number of parts.
-        parts: int64 [parts, 7]: file, offset, width, column, rows_per_block, block_bytes, stride.
-        row_bytes: bytes of one encoded row.
-        checked_block_bytes: size of the blocks that end in their XXH64, or 0 for none.
-        checksum_seed: seed of the block numbered 0; block n, counted from the file's start, has
-            `checksum_seed + n`.
-    """
+    @property
+    def files(self) -> Sequence[LaidOutFile]:
+        """The files, as they were found."""
 
-    paths: tuple[str, ...]
-    identities: torch.Tensor
-    runs: torch.Tensor
-    parts: torch.Tensor
-    row_bytes: int
-    checked_block_bytes: int = 0
-    checksum_seed: int = 0
-
-    def __post_init__(self) -> None:
-        shapes = {"identities": (len(self.paths), 5), "runs": (-1, 4), "parts": (-1, 7)}
-        for name, (rows, columns) in shapes.items():
-            array = getattr(self, name)
-            fits = array.ndim == 2 and array.shape[1] == columns and rows in (-1, len(array))
-            if array.dtype != torch.int64 or not array.is_contiguous() or not fits:
-                raise ArgumentError(
-                    f"{name}: expected contiguous int64 [{len(self.paths) if rows >= 0 else 'n'}, "
-                    f"{columns}], got {array.dtype} {tuple(array.shape)}"
-                )
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one encoded row."""
 
     @property
     def num_rows(self) -> int:
         """Rows of the table."""
-        return int(self.runs[-1, 0] + self.runs[-1, 1]) if len(self.runs) else 0
+
+
+class LaidOutFile(Protocol):
+    """A file of a layout."""
+
+    @property
+    def path(self) -> str:
+        """What errors call it."""
 
 
 class DiskReader:
@@ -82,7 +65,7 @@ class DiskReader:
 
     def __init__(
         self,
-        layout: FlatLayout,
+        layout: Layout,
         *,
         reader: str = "auto",
         direct_io: bool = True,
@@ -91,23 +74,15 @@ class DiskReader:
     ) -> None:
         self.row_bytes = layout.row_bytes
         self.num_rows = layout.num_rows
-        self._paths = layout.paths
+        self._paths = [file.path for file in layout.files]
         self._gate = Gate(ClosedError, "the disk reader was closed")
         try:
             self._core = _core.DiskReader(
-                list(layout.paths),
-                layout.identities.data_ptr(),
-                layout.runs.data_ptr(),
-                len(layout.runs),
-                layout.parts.data_ptr(),
-                len(layout.parts),
-                layout.row_bytes,
-                layout.checked_block_bytes,
-                layout.checksum_seed,
-                reader,
-                direct_io,
-                num_threads,
-                mmap_budget_bytes,
+                layout,
+                reader=reader,
+                direct_io=direct_io,
+                num_threads=num_threads,
+                mmap_budget_bytes=mmap_budget_bytes,
             )
         except ValueError as error:
             raise ArgumentError(str(error)) from None

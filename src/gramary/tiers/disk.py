@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 from collections.abc import Mapping
 
@@ -10,7 +9,7 @@ import torch
 
 from gramary.errors import ArgumentError, RowReadError, UnsupportedError
 from gramary.files.layout import RowLayout
-from gramary.native.disk import DiskExtent, DiskReader, FlatLayout
+from gramary.native.disk import DiskExtent, DiskReader
 from gramary.settings import Settings
 from gramary.tiers.base import Tier
 
@@ -46,7 +45,7 @@ class DiskTier(Tier):
         self.layout = layout
         chosen = settings or Settings()
         self._reader = DiskReader(
-            flatten_layout(layout),
+            layout,
             reader=chosen.disk_reader,
             direct_io=chosen.direct_io,
             mmap_budget_bytes=chosen.mmap_budget_mib << 20,
@@ -101,25 +100,3 @@ class DiskTier(Tier):
                 offset=0,
                 errno=errno.ESTALE,
             )
-
-
-def flatten_layout(layout: RowLayout) -> FlatLayout:
-    """Returns `layout` as the arrays that the native reader takes."""
-    runs: list[tuple[int, ...]] = []
-    parts: list[tuple[int, ...]] = []
-    for run in layout.runs:
-        runs.append((run.first_row, run.num_rows, len(parts), len(run.parts)))
-        for part in run.parts:
-            parts.append(dataclasses.astuple(part))
-    identities = [(file.size, *file.identity, file.changed_ns) for file in layout.files]
-    # A part's fields stand in the order of the core's records; block_bytes is the sixth.
-    checked = max((part[5] for part in parts), default=0) if layout.block_checksums else 0
-    return FlatLayout(
-        paths=tuple(file.path for file in layout.files),
-        identities=torch.tensor(identities, dtype=torch.int64, device="cpu").reshape(-1, 5),
-        runs=torch.tensor(runs, dtype=torch.int64, device="cpu").reshape(-1, 4),
-        parts=torch.tensor(parts, dtype=torch.int64, device="cpu").reshape(-1, 7),
-        row_bytes=layout.row_bytes,
-        checked_block_bytes=checked,
-        checksum_seed=layout.checksum_seed,
-    )

@@ -16,7 +16,6 @@ from gramary.errors import ArgumentError
 from gramary.files.layout import RowFile, RowLayout, RowPart, RowRun
 from gramary.native.disk import DiskReader
 from gramary.tiers.base import Tier
-from gramary.tiers.disk import flatten_layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +76,7 @@ class FakeTier(Tier):
             data = rows.contiguous().numpy().tobytes()
             os.pwrite(self._descriptor, data, first_row * self.row_bytes)
             layout = _lay_out(RowFile.from_path(self.path), self.end_row, self.row_bytes)
-            self.reader = DiskReader(flatten_layout(layout), reader=reader)
+            self.reader = DiskReader(layout, reader=reader)
         except BaseException:
             os.close(self._descriptor)
             raise

@@ -17,7 +17,7 @@ from gramary.files.pack.partial_file import PartialFile
 from gramary.files.stream import read_rows
 from gramary.native.disk import DiskReader
 from gramary.settings import Settings
-from gramary.tiers.disk import DiskTier, flatten_layout
+from gramary.tiers.disk import DiskTier
 
 ROW = 1234
 
@@ -171,7 +171,7 @@ def test_blocks_of_another_state_of_the_source_do_not_verify(source, tmp_path) -
         verify_pack(mixed)
     # Nor are they read, or taken up by a build.
     pack = open_pack(mixed)
-    reader = DiskReader(flatten_layout(pack.layout))
+    reader = DiskReader(pack.layout)
     last = torch.tensor([pack.spec.num_rows - 1])
     with pytest.raises(ChecksumError):
         reader.read(last, torch.empty(1, 160, dtype=torch.uint8))
