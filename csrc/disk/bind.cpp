@@ -10,7 +10,6 @@
 #include <memory>
 #include <tuple>
 
-#include "base/bind_extent.hpp"
 #include "base/path_text.hpp"
 #include "base/unlocked.hpp"
 #include "disk/disk_reader.hpp"
@@ -250,7 +249,6 @@ void bind_disk(nb::module_& m) {
                                   first_block);
         },
         nb::call_guard<Unlocked>());
-    bind_extent<DiskReader>(m, "DiskExtent");
     nb::class_<BoundReader>(m, "DiskReader")
         .def("__init__", &open_reader, "layout"_a, nb::kw_only(), "reader"_a, "direct_io"_a,
              "num_threads"_a, "mmap_budget_bytes"_a)

@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "base/extent_caster.hpp"
 #include "base/unlocked.hpp"
 #include "memory/hold_capsule.hpp"
 #include "offload/layout.hpp"

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "base/bind_extent.hpp"
+#include "base/extent_caster.hpp"
 #include "base/unlocked.hpp"
 #include "rows/recode.hpp"
 #include "rows/row_codec.hpp"
@@ -73,7 +73,6 @@ nb::tuple largest(const RowCodec& source, std::uintptr_t rows, std::int64_t coun
 
 void bind_rows(nb::module_& m) {
     const auto release = nb::call_guard<Unlocked>();
-    bind_extent<const std::uint8_t>(m, "RowExtent");
     nb::class_<RowCodec>(m, "RowCodec")
         .def("__init__",
              [](RowCodec* self, int encoding, std::int64_t row_dim, float scale) {

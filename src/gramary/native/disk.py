@@ -12,11 +12,6 @@ import gramary.native._core as _core
 from gramary.errors import ArgumentError, ClosedError, RowIdError
 from gramary.native.gate import Gate
 
-# A run of rows, numbered as in their table, that a `DiskReader` of the core reads:
-# `DiskExtent(address, first_row, num_rows)`. A hold keeps the reader at the address.
-DiskExtent = _core.DiskExtent
-NO_DISK_ROWS = DiskExtent(address=0, first_row=0, num_rows=0)
-
 _logger = logging.getLogger("gramary")
 _said: set[str] = set()
 

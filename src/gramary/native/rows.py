@@ -8,6 +8,7 @@ to nearest even, a NaN stays one.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 
@@ -24,9 +25,26 @@ _ENCODINGS = {"bf16": 0, "fp16": 1, "fp32": 2, "fp8": 3, "nvfp4": 4}
 OUTPUTS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.uint8: 3}
 
 
-# A run of encoded rows in memory, numbered as in their table: `RowExtent(address, first_row,
-# num_rows)`. The rows follow each other from the address, and the memory outlives every call.
-RowExtent = _core.RowExtent
+@dataclasses.dataclass(frozen=True)
+class RowExtent:
+    """A run of encoded rows, numbered as in their table, and what they are read from.
+
+    Attributes:
+        address: where the first row lies, as who reads it sees it; of rows on disk, where the core
+            has the reader of their files. What lies there must outlive every call.
+        first_row: the table's number of the first row.
+        num_rows: rows that follow each other from there.
+    """
+
+    address: int
+    first_row: int
+    num_rows: int
+
+    @property
+    def end_row(self) -> int:
+        """One past the last row."""
+        return self.first_row + self.num_rows
+
 
 NO_ROWS = RowExtent(address=0, first_row=0, num_rows=0)
 ANY_ROW_ID = -1

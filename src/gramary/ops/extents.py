@@ -43,3 +43,8 @@ class Extents:
                 f"extents: expected disjoint rows, got device {device.first_row} to "
                 f"{device.end_row} and host {host.first_row} to {host.end_row}"
             )
+
+
+def kernel_arguments(extent: RowExtent) -> tuple[int, int, int]:
+    """Returns an extent as kernels take it: its address, its first row, and one past its last."""
+    return extent.address, extent.first_row, extent.end_row

@@ -9,7 +9,8 @@ import torch
 
 from gramary.errors import ArgumentError, RowReadError, UnsupportedError
 from gramary.files.layout import RowLayout
-from gramary.native.disk import DiskExtent, DiskReader
+from gramary.native.disk import DiskReader
+from gramary.native.rows import RowExtent
 from gramary.settings import Settings
 from gramary.tiers.base import Tier
 
@@ -52,9 +53,9 @@ class DiskTier(Tier):
         )
 
     @property
-    def extent(self) -> DiskExtent:
+    def extent(self) -> RowExtent:
         """The rows, by the core's reader, for a row service in this process with a hold of it."""
-        return DiskExtent(self._reader.address, self.first_row, self.num_rows)
+        return RowExtent(self._reader.address, self.first_row, self.num_rows)
 
     def hold(self) -> object:
         """Returns what keeps the core's reader, beyond `close` too."""

@@ -21,6 +21,7 @@ from gramary.offload.cuda.streams import Streams
 from gramary.offload.cuda.words import is_last_program, load_int64, load_int64_if
 from gramary.ops._triton.rows import WRONG_ROW, ZERO_ROW, load_rows, store_rows
 from gramary.ops._triton.tiles import Format, Tile, tile_for
+from gramary.ops.extents import kernel_arguments
 
 # Rows from which on they are copied first: a kernel that reads over the bus holds its
 # multiprocessors meanwhile.
@@ -164,9 +165,7 @@ def take_rows(
         num_rows,
         number,
         layer,
-        device_extent.address,
-        device_extent.first_row,
-        device_extent.end_row,
+        *kernel_arguments(device_extent),
         form.scale,
         IS_STREAM=slot.is_stream,
         HAS_IDS=has_ids,

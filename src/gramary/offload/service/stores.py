@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gramary.native.disk import NO_DISK_ROWS
 from gramary.native.offload import StoreArguments
 from gramary.native.rows import NO_ROWS
 from gramary.ops._cpu.hash import hasher
@@ -20,7 +19,7 @@ def store_arguments(table: Table) -> StoreArguments:
         num_rows=table.spec.num_rows,
         row_bytes=table.codec.row_bytes,
         host=host.extent if host else NO_ROWS,
-        disk=disk.extent if disk else NO_DISK_ROWS,
+        disk=disk.extent if disk else NO_ROWS,
         is_sent_on=table.device.type == "cuda",
         holds=[tier.hold() for tier in (host, disk) if tier is not None],
     )

@@ -10,7 +10,6 @@ from typing import Any
 
 from gramary.errors import RowFetchError
 from gramary.model.hashing import HashSpec
-from gramary.native.disk import NO_DISK_ROWS
 from gramary.native.memory import FileMapping
 from gramary.native.offload import RowService, StoreArguments, Tenant
 from gramary.native.rows import NO_ROWS, RowExtent
@@ -98,7 +97,7 @@ class Tenancy:
     def _open(self, layer: dict[str, Any], settings: Settings) -> StoreArguments:
         """Returns what the service needs of one table; opens its disk tier."""
         spec, row_bytes = spec_from(layer), int(layer["row_bytes"])
-        host, disk, holds = NO_ROWS, NO_DISK_ROWS, []
+        host, disk, holds = NO_ROWS, NO_ROWS, []
         if extent := layer.get("host"):
             mapping, host = self._map_rows(extent, spec, row_bytes)
             holds.append(mapping.hold())

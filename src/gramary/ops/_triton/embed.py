@@ -22,11 +22,11 @@ from gramary.ops._triton.hash import (
 from gramary.ops._triton.rows import WRONG_ROW, ZERO_ROW, load_rows, store_rows
 from gramary.ops._triton.sticky_error import ROW_ID, report_first
 from gramary.ops._triton.tiles import Format, Tile, tile_for
+from gramary.ops.extents import Extents, kernel_arguments
 
 if TYPE_CHECKING:
     from gramary.flat_batch import FlatBatch
     from gramary.model.codecs import Codec
-    from gramary.ops.extents import Extents
 
 
 @triton.jit
@@ -140,7 +140,8 @@ def embed(
         *batch_sizes(batch),
         constants.vocab_size,
         constants.eos_token_id,
-        *_extent_arguments(extents),
+        *kernel_arguments(extents.device),
+        *kernel_arguments(extents.host),
         form.scale,
         NGRAM=constants.ngram_size,
         HEADS=constants.heads_per_ngram,
@@ -182,17 +183,10 @@ def lookup(
         out.view(form.out_dtype),
         num_rows,
         extents.num_rows,
-        *_extent_arguments(extents),
+        *kernel_arguments(extents.device),
+        *kernel_arguments(extents.host),
         form.scale,
         **form.constants(),
         **tile.constants(form),
     )
     return out
-
-
-def _extent_arguments(extents: Extents) -> tuple[int, ...]:
-    device, host = extents.device, extents.host
-    return (
-        device.address, device.first_row, device.end_row,
-        host.address, host.first_row, host.end_row,
-    )  # fmt: skip
