@@ -1,9 +1,12 @@
 #include "rows/bind.hpp"
 
 #include <cstdint>
+#include <memory>
 
 #include "base/extent_caster.hpp"
+#include "base/row_counter.hpp"
 #include "base/unlocked.hpp"
+#include "memory/hold_capsule.hpp"
 #include "rows/recode.hpp"
 #include "rows/row_codec.hpp"
 #include "rows/row_lookup.hpp"
@@ -13,6 +16,10 @@ namespace nb = nanobind;
 
 namespace gramary {
 namespace {
+
+struct BoundCounter {
+    std::shared_ptr<RowCounter> counter = std::make_shared<RowCounter>();
+};
 
 // Addresses arrive as integers; the wrapper has checked what lies behind them.
 template <class T>
@@ -73,6 +80,17 @@ nb::tuple largest(const RowCodec& source, std::uintptr_t rows, std::int64_t coun
 
 void bind_rows(nb::module_& m) {
     const auto release = nb::call_guard<Unlocked>();
+    nb::class_<BoundCounter>(m, "RowCounter")
+        .def(nb::init<>())
+        .def_prop_ro("address",
+                     [](const BoundCounter& self) {
+                         return reinterpret_cast<std::uintptr_t>(self.counter.get());
+                     })
+        .def_prop_ro("num_rows", [](const BoundCounter& self) { return self.counter->num_rows(); })
+        .def("add", [](BoundCounter& self, std::int64_t num_rows) { self.counter->add(num_rows); })
+        .def("reset", [](BoundCounter& self) { self.counter->reset(); })
+        // For the row service, which counts in it without Python and keeps it meanwhile.
+        .def("hold", [](const BoundCounter& self) { return capsule_of({self.counter}); });
     nb::class_<RowCodec>(m, "RowCodec")
         .def("__init__",
              [](RowCodec* self, int encoding, std::int64_t row_dim, float scale) {

@@ -23,6 +23,14 @@ _CALLS = {
     "num_rows_asked": ("gramary_table_rows_asked", "Rows asked for, padding included."),
     "seconds": ("gramary_table_call_seconds", "Time of callers' threads in these calls."),
 }
+_TIER_COUNTERS = {
+    "num_rows": ("gramary_tier_read_rows", "Rows read from a tier."),
+    "row_bytes": ("gramary_tier_read_bytes", "Bytes of the rows read from a tier."),
+    "num_unsplit_rows": (
+        "gramary_tier_unsplit_rows",
+        "Rows of a GPU's launches over several tiers, of which it alone knows where each lay.",
+    ),
+}
 _DISK_COUNTERS = {
     "num_batches": ("batches", "Batches read."),
     "num_rows": ("rows", "Rows asked for."),
@@ -99,6 +107,12 @@ class TableCollector:
             for table, tier in tiers:
                 family.add_metric([table, tier.name], getattr(tier, field))
             yield family
+
+        for fact, (name, text) in _TIER_COUNTERS.items():
+            counter = self._core.CounterMetricFamily(name, text, labels=["table", "tier"])
+            for table, tier in tiers:
+                counter.add_metric([table, tier.name], float(tier.facts.get(fact, 0)))
+            yield counter
 
     def _of_disk(self, tiers: list[tuple[str, TierStats]]) -> Iterator[Any]:
         for fact, (name, text) in _DISK_COUNTERS.items():

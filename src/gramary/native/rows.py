@@ -19,6 +19,7 @@ from gramary.native import _core
 from gramary.native.hash import BatchFault, NgramHasher, fault_of
 
 RowCodec = _core.RowCodec
+RowCounter = _core.RowCounter
 
 _ENCODINGS = {"bf16": 0, "fp16": 1, "fp32": 2, "fp8": 3, "nvfp4": 4}
 # The core's numbers of what rows are decoded to.
@@ -34,11 +35,14 @@ class RowExtent:
             has the reader of their files. What lies there must outlive every call.
         first_row: the table's number of the first row.
         num_rows: rows that follow each other from there.
+        counter_address: where the core counts the rows that it reads from here
+            (`RowCounter.address`); it must outlive every call as well. 0 counts nowhere.
     """
 
     address: int
     first_row: int
     num_rows: int
+    counter_address: int = 0
 
     @property
     def end_row(self) -> int:
@@ -229,6 +233,7 @@ __all__ = [
     "NO_ROWS",
     "OUTPUTS",
     "RowCodec",
+    "RowCounter",
     "RowExtent",
     "decode",
     "embed",

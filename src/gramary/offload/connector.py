@@ -313,14 +313,23 @@ class Connector(Closing, ProcessBound):
             raise error
 
     def stats(self) -> dict[str, Any]:
-        """Returns a snapshot: the service's counters, and which lane batches took and why."""
+        """Returns a snapshot: the service's counters, and which lane batches took and why.
+
+        `host_rows`, `host_bytes`, `disk_rows` and `disk_bytes` are what the service read.
+        `dropped_spans` were not kept, because too many before were not taken (`take_spans`): of the
+        engine, its device and the service, each of which keeps `gramary.tracing.spans.MAX_SPANS`.
+        """
         with self._lock:
             self._require_open()
             is_open = [not (claim.is_released or claim.is_lost) for claim in self._claims]
+            counters = self._region.counters()
+            counters["dropped_spans"] += self._spans.num_dropped
+            if self._device:
+                counters["dropped_spans"] += self._device.spans.num_dropped
             return {
                 "lanes": dict(+self._lanes_taken),
                 "open_tickets": sum(is_open),
-                **self._region.counters(),
+                **counters,
             }
 
     def trace(self, on: bool) -> None:

@@ -21,6 +21,7 @@ from gramary.ops._triton import hash as hash_op
 from gramary.ops._triton.sticky_error import error_of, new_error
 from gramary.ops.extents import Extents
 from gramary.reading.base import TableReader
+from gramary.reading.launch_counts import LaunchCounts
 from gramary.reading.upload import Uploader, UploadTarget
 from gramary.settings import Settings
 from gramary.tiers.residency import Residency
@@ -52,6 +53,7 @@ class CudaReader(TableReader):
         self._extents = Extents(spec.num_rows, residency.device_extent, residency.registered_extent)
         # Rows that a launch cannot reach.
         self._others = residency.beyond_kernels
+        self._counts = LaunchCounts(residency)
         with torch.cuda.device(device):
             self._constants = hash_op.HashConstants.of(spec, device)
             self._error = new_error(device)
@@ -76,6 +78,7 @@ class CudaReader(TableReader):
             if batch.token_ids.device != self._device:
                 self._uploader.embed(batch, out)
                 return
+            self._counts.count(batch.token_ids.numel() * self._spec.num_heads)
             embed_op.embed(self._constants, batch, self._extents, self._codec, out, self._error)
             if self._others:
                 shape = (batch.token_ids.numel(), self._spec.num_heads)
@@ -113,6 +116,7 @@ class CudaReader(TableReader):
 
     def _read_ids(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:
         """Writes the rows that the device can read, zero rows for the others."""
+        self._counts.count(row_ids.numel())
         embed_op.lookup(row_ids, self._extents, self._codec, out, self._error)
 
     def _lay_over(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:

@@ -27,6 +27,7 @@ from gramary.ops._triton import decode as decode_op
 from gramary.ops._triton import embed as embed_op
 from gramary.ops.extents import Extents
 from gramary.reading.arguments import require_row_ids
+from gramary.reading.launch_counts import LaunchCounts
 from gramary.tiers.base import Tier
 from gramary.tiers.registration import CudaHostRegistry
 from gramary.tiers.residency import Residency
@@ -78,6 +79,7 @@ class Uploader:
     def __init__(self, target: UploadTarget, gather_from_rows: int | None) -> None:
         self._target = target
         self._host = target.residency.host_extent
+        self._counts = LaunchCounts(target.residency)
         # Only the rows in the GPU's own memory: the threads bring the others.
         self._own_extents = Extents(target.spec.num_rows, target.extents.device)
         self._turn = threading.Lock()
@@ -91,6 +93,10 @@ class Uploader:
             self.gather_from_rows = gather_from_rows
         else:
             self.gather_from_rows = self._measure()
+            for tier in (target.residency.device, target.residency.host):
+                if tier is not None:
+                    # What was read to measure, no caller asked for.
+                    tier.counts.reset()
 
     def lookup(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:
         """Writes rows of any tier.
@@ -155,6 +161,7 @@ class Uploader:
     def _read(self, row_ids: torch.Tensor, extents: Extents, out: torch.Tensor) -> None:
         """Sends ids up and lets the device read; rows outside `extents` become zero rows."""
         target = self._target
+        self._counts.count(row_ids.numel(), reads_host=extents.host.num_rows > 0)
         embed_op.lookup(self._sent(row_ids), extents, target.codec, out, target.error)
 
     def _gather(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:

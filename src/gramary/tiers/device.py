@@ -9,6 +9,7 @@ import torch
 from gramary.errors import CapacityError, UnsupportedError
 from gramary.native.rows import RowExtent
 from gramary.tiers.base import Tier
+from gramary.tiers.row_counts import RowCounts
 
 
 class DeviceTier(Tier):
@@ -22,6 +23,7 @@ class DeviceTier(Tier):
 
     Attributes:
         rows: uint8 [num_rows, row_bytes] on the device, zero where nothing was written.
+        counts: rows that were read here.
 
     Raises:
         CapacityError: the device has not the memory.
@@ -32,6 +34,7 @@ class DeviceTier(Tier):
     def __init__(self, first_row: int, num_rows: int, row_bytes: int, device: torch.device) -> None:
         super().__init__(first_row, num_rows, row_bytes)
         self.device = device
+        self.counts = RowCounts(row_bytes)
         try:
             self.rows = torch.zeros((num_rows, row_bytes), dtype=torch.uint8, device=device)
         except torch.OutOfMemoryError as error:
@@ -58,10 +61,12 @@ class DeviceTier(Tier):
     def gather(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:
         """Fills `out` uint8 [n, row_bytes] on the CPU; for checks, not for serving."""
         out.copy_(self.rows[(row_ids - self.first_row).to(self.device)])
+        self.counts.read.add(row_ids.numel())
 
     def stats(self) -> Mapping[str, int | float | str]:
-        """Returns the device and the bytes taken."""
-        return {"device": str(self.device), "allocated_bytes": self.nbytes}
+        """Returns the device, the bytes taken, and what was read here (see `RowCounts.facts`)."""
+        facts = self.counts.facts()
+        return {**facts, "device": str(self.device), "allocated_bytes": self.nbytes}
 
     def close(self) -> None:
         """Lets the memory go; a second call does nothing."""

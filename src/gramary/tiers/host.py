@@ -21,6 +21,7 @@ from gramary.native.rows import NO_ROWS, RowExtent
 from gramary.settings import Settings
 from gramary.tiers.base import Tier
 from gramary.tiers.registration import HostRegistry, Registration
+from gramary.tiers.row_counts import RowCounts
 from gramary.tiers.share import SharedMapping
 
 
@@ -61,6 +62,7 @@ class HostTier(Tier):
         rows: uint8 [num_rows, row_bytes], zero where nothing was written; empty after `close`. The
             memory is there as long as a tensor of it.
         descriptor: file descriptor of the memory, owned by the tier.
+        counts: rows that were read here.
 
     Raises:
         CapacityError: less memory is free than the rows need, or the machine refuses it.
@@ -78,6 +80,7 @@ class HostTier(Tier):
         options: HostOptions | None = None,
     ) -> None:
         super().__init__(first_row, num_rows, row_bytes)
+        self.counts = RowCounts(row_bytes)
         settings, options = settings or Settings(), options or HostOptions()
         is_locking = options.registry is not None
         self._shared = options.shared
@@ -130,7 +133,8 @@ class HostTier(Tier):
     @property
     def extent(self) -> RowExtent:
         """The rows, as the CPU reads them; there until `close`."""
-        return RowExtent(self.rows.data_ptr(), self.first_row, self.num_rows)
+        address = self.rows.data_ptr()
+        return RowExtent(address, self.first_row, self.num_rows, self.counts.read.address)
 
     @property
     def registered_extent(self) -> RowExtent:
@@ -168,12 +172,15 @@ class HostTier(Tier):
         rows = self.rows
         if rows.shape[0] != self.num_rows:
             raise ClosedError("the host tier was closed")
-        extent = RowExtent(rows.data_ptr(), self.first_row, self.num_rows)
+        counter_address = self.counts.read.address
+        extent = RowExtent(rows.data_ptr(), self.first_row, self.num_rows, counter_address)
         native_rows.gather(row_ids, extent, self.row_bytes, out)
 
     def stats(self) -> Mapping[str, int | float | str]:
-        """Returns the memory taken, its pages, its NUMA node and how it was registered."""
+        """Returns the memory taken, its pages, its NUMA node and how it was registered, and what
+        was read here (see `RowCounts.facts`)."""
         return {
+            **self.counts.facts(),
             "mapped_bytes": self._mapping.mapped_bytes,
             "huge_page_bytes": self._mapping.huge_bytes,
             "locked_bytes": self.locked_bytes,

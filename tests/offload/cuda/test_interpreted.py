@@ -108,7 +108,7 @@ def test_the_request_kernel_writes_the_slots_words(cuda_connector: Make, table: 
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("prefill", [True, False])
-def test_rows_of_device_extents_are_merged(
+def test_kind_18_rows_of_device_extents_are_merged_and_counted(
     cuda_connector: Make, table: Table, prefill: bool
 ) -> None:
     """Rows in the device's own memory are not fetched; the consumer knows them by their ids."""
@@ -131,6 +131,10 @@ def test_rows_of_device_extents_are_merged(
                 if not prefill:
                     assert ((asked == -1) | (asked >= cut)).all()
                     assert (asked == -1).any()
+        # Which of a launch's rows lay on the device, it alone knows.
+        num_rows = 4 * batch.num_tokens * split.spec.num_heads
+        assert device.stats()["num_unsplit_rows"] == num_rows
+        assert device.stats()["num_rows"] == 0
         whole.close()
 
 

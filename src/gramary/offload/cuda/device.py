@@ -20,6 +20,7 @@ from gramary.offload.service.base import Service
 from gramary.offload.service.stores import disk_files
 from gramary.ops._triton.hash import HashConstants
 from gramary.ops._triton.sticky_error import error_of
+from gramary.reading.launch_counts import LaunchCounts
 from gramary.settings import Settings
 from gramary.table import Table
 
@@ -48,6 +49,7 @@ class CudaDevice:
         slots: the region's slots as it sees them.
         constants: hash constants of each layer.
         extents: rows of each layer in the device's own memory.
+        counts: of each layer, what launches read of them.
         canceled: claims of the host lane that wait for their turn to be freed.
         watchdog: lets streams go that wait in vain.
         timeout_s: how long an answer may take.
@@ -73,9 +75,11 @@ class CudaDevice:
             self.slots = DeviceSlots(region, self.device)
             self.constants = [HashConstants.of(table.spec, self.device) for table in tables]
         self.extents = [table.residency.device_extent for table in tables]
+        self.counts = [LaunchCounts(table.residency) for table in tables]
         self._files = [disk_files(table) for table in tables]
         self._turn = threading.Lock()
         self._errors: deque[RowFetchError] = deque(maxlen=MAX_ERRORS)
+        self._num_errors_dropped = 0
         self.canceled = CanceledClaims(region, self.timeout_s)
         self.watchdog = Watchdog(
             region, service, self.timeout_s, quarantine, self.canceled, self._keep_error
@@ -97,13 +101,15 @@ class CudaDevice:
         with self._turn:
             while self._errors:
                 errors.append(self._errors.popleft())
+            num_dropped, self._num_errors_dropped = self._num_errors_dropped, 0
         errors += self._failures()
         if of_tokens:
             errors += self._token_errors()
         if len(errors) < 2:
             return errors[0] if errors else None
         first, others = errors[0], "; ".join(str(error) for error in errors[1:4])
-        first.args = (f"{first} (and {len(errors) - 1} more: {others})",)
+        num_others = len(errors) - 1 + num_dropped
+        first.args = (f"{first} (and {num_others} more: {others})",)
         return first
 
     def close(self) -> None:
@@ -121,6 +127,7 @@ class CudaDevice:
 
     def _keep_error(self, error: FetchTimeoutError) -> None:
         with self._turn:
+            self._num_errors_dropped += len(self._errors) == MAX_ERRORS
             self._errors.append(error)
 
     def _failures(self) -> list[RowFetchError]:

@@ -41,6 +41,8 @@ class DeviceLane(Lane):
                     slot, layer, claim.number, device.tables[layer].codec, device.extents[layer],
                     out, device.streams, releases=releases,
                 )  # fmt: skip
+            num_rows = claim.num_tokens * device.tables[layer].spec.num_heads
+            device.counts[layer].count(num_rows, reads_host=False)
             claim.taken.add(layer)
             claim.is_being_queued = False
 

@@ -11,6 +11,7 @@ from typing import Any
 from gramary.offload.cuda.streams import Event, Streams
 from gramary.tracing import Span, SpanLog
 from gramary.tracing.nvtx import has_nvtx, nvtx_range
+from gramary.tracing.spans import MAX_SPANS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +41,7 @@ class DeviceSpans:
         self._streams = streams
         self._log = SpanLog(track)
         self._timed: list[_Timed] = []
+        self._num_untimed = 0
         # A graph refers to every event that it records, also where no span came of it.
         self._captured: list[Event] = []
         self._reference: Event | None = None
@@ -50,6 +52,11 @@ class DeviceSpans:
     def is_on(self) -> bool:
         """Whether spans are kept."""
         return self._log.is_on
+
+    @property
+    def num_dropped(self) -> int:
+        """Spans that were not kept, because those before were not taken."""
+        return self._num_untimed + self._log.num_dropped
 
     def switch(self, on: bool) -> None:
         """Starts or ends the keeping of spans; starting waits for the device, to set its clock."""
@@ -82,6 +89,9 @@ class DeviceSpans:
         is_captured = self._streams.is_capturing()
         if is_captured and isinstance(begin, int):
             # No host code runs in a replay.
+            return
+        if len(self._timed) >= MAX_SPANS:
+            self._num_untimed += 1
             return
         self._timed.append(_Timed(name, begin, end, lane, number, is_captured))
 

@@ -14,6 +14,9 @@ def store_arguments(table: Table) -> StoreArguments:
     The service keeps the tiers' memory and readers, so that it may outlive the table.
     """
     host, disk = table.residency.host, table.residency.disk
+    holds = [tier.hold() for tier in (host, disk) if tier is not None]
+    if host is not None:
+        holds.append(host.counts.read.hold())
     return StoreArguments(
         hasher=hasher(table.spec).core,
         num_rows=table.spec.num_rows,
@@ -21,7 +24,7 @@ def store_arguments(table: Table) -> StoreArguments:
         host=host.extent if host else NO_ROWS,
         disk=disk.extent if disk else NO_ROWS,
         is_sent_on=table.device.type == "cuda",
-        holds=[tier.hold() for tier in (host, disk) if tier is not None],
+        holds=holds,
     )
 
 
