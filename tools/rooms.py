@@ -15,7 +15,7 @@ PAGE = REPOSITORY / "docs" / "architecture.md"
 ROOMS = {
     "errors": "the exception tree",
     "arguments": "checks of what callers pass",
-    "process": "the end of the interpreter, forked children, and what cannot leave its process",
+    "process": "the end of the interpreter, forks, descriptors, and what stays in one process",
     "settings": "environment variables, read once and range-checked",
     "stats": "counters that a table reports",
     "flat_batch": "`FlatBatch`: one forward's tokens, checked once at the public calls",

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "disk/cached_pass.hpp"
+#include "disk/descriptor_shortage.hpp"
 #include "disk/mmap_backend.hpp"
 #include "disk/pread_backend.hpp"
 #include "disk/read_planner.hpp"
@@ -70,11 +71,22 @@ DiskReader::DiskReader(RowMap map, std::vector<FileIdentity> files, const BlockC
       files_(std::move(files), options.direct_io && options.reader != "mmap"),
       watch_(files_, checks.block_bytes != 0),
       checks_(checks) {
-    if (!files_.direct_refusal().empty()) {
-        notes_.push_back("O_DIRECT is not available, large batches go through the page cache: " +
-                         files_.direct_refusal());
-    }
+    note_direct_refusal();
     choose_backend(options);
+}
+
+void DiskReader::note_direct_refusal() {
+    if (files_.direct_refusal().empty()) return;
+    if (const int error = files_.direct_shortage()) {
+        notes_.push_back(
+            "too few file descriptors for direct reads, large batches go through the "
+            "page cache: " +
+            files_.direct_refusal() + ", " + describe_descriptor_limit(error) + ", and " +
+            std::to_string(files_.size()) + " more are needed");
+        return;
+    }
+    notes_.push_back("O_DIRECT is not available, large batches go through the page cache: " +
+                     files_.direct_refusal());
 }
 
 void DiskReader::choose_backend(const DiskOptions& options) {
@@ -88,8 +100,11 @@ void DiskReader::choose_backend(const DiskOptions& options) {
         backend_ = UringBackend::try_make(files_, stats_, num_pread_threads, refusal);
         if (backend_ != nullptr) return;
         const std::string why = refusal.describe();
-        if (options.reader == "io_uring") throw Unsupported("io_uring is not available: " + why);
-        notes_.push_back("io_uring is not available, rows are read by pread: " + why);
+        const std::string what = is_descriptor_shortage(refusal.error)
+                                     ? "too few file descriptors for io_uring"
+                                     : "io_uring is not available";
+        if (options.reader == "io_uring") throw Unsupported(what + ": " + why);
+        notes_.push_back(what + ", rows are read by pread: " + why);
     }
     backend_ = std::make_unique<PreadBackend>(num_pread_threads);
 }

@@ -72,6 +72,7 @@ class DiskReader {
     std::optional<ReadFailure> read_cached_part(std::uint8_t* out, Scratch& scratch,
                                                 bool asks_first);
     std::optional<ReadFailure> run_backend(std::uint8_t* out, Scratch& scratch, bool direct);
+    void note_direct_refusal();
     void choose_backend(const DiskOptions& options);
     ReadRules buffered_rules() const noexcept;
     ReadRules direct_rules() const noexcept;

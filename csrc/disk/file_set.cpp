@@ -11,6 +11,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "disk/descriptor_shortage.hpp"
+
 namespace gramary {
 namespace {
 
@@ -92,10 +94,12 @@ void FileSet::open_direct() {
         // By descriptor, so that both are the same file whatever became of the path.
         const std::string path = "/proc/self/fd/" + std::to_string(buffered_[i].get());
         direct_[i] = FileDescriptor(open_retrying(path.c_str(), O_DIRECT));
+        const int error = direct_[i] ? 0 : errno;
         const std::uint32_t wanted = direct_[i] ? ask_direct_alignment(direct_[i].get()) : 0;
         if (wanted == 0 || wanted > kMaxAlignment || !std::has_single_bit(wanted)) {
             direct_refusal_ = identities_[i].path + ": " +
-                              (direct_[i] ? "the file system refuses O_DIRECT" : strerror(errno));
+                              (direct_[i] ? "the file system refuses O_DIRECT" : strerror(error));
+            if (is_descriptor_shortage(error)) direct_shortage_ = error;
             direct_ = std::vector<FileDescriptor>(identities_.size());
             return;
         }

@@ -72,6 +72,9 @@ class FileSet {
     bool direct() const noexcept { return direct_alignment_ > 0; }
     // Alignment of offset, length and memory that suits all files; at least 4096, or 0.
     std::uint32_t direct_alignment() const noexcept { return direct_alignment_; }
+    // Whether there were too few descriptors to open the files a second time: EMFILE or ENFILE, or
+    // 0. Then direct_refusal() names the file.
+    int direct_shortage() const noexcept { return direct_shortage_; }
     // Why O_DIRECT is not used although it was wanted, or empty.
     const std::string& direct_refusal() const noexcept { return direct_refusal_; }
 
@@ -84,6 +87,7 @@ class FileSet {
     std::vector<FileDescriptor> buffered_;
     std::vector<FileDescriptor> direct_;
     std::uint32_t direct_alignment_ = 0;
+    int direct_shortage_ = 0;
     std::string direct_refusal_;
 };
 

@@ -25,6 +25,7 @@ GramaryError
 ├── SlotError                         a window slot is used against its rules
 ├── DependencyError                   an optional package is needed and missing
 └── UnsupportedError                  this machine or build cannot do what was asked
+    └── DescriptorLimitError          too few file descriptors may be open here
 """
 
 from __future__ import annotations
@@ -168,6 +169,10 @@ class DependencyError(GramaryError):
 
 class UnsupportedError(GramaryError):
     """This machine or build cannot do what was asked."""
+
+
+class DescriptorLimitError(UnsupportedError):
+    """Too few file descriptors may be open here; the message has the limit and what raises it."""
 
 
 def no_threads(what: str, error: Exception) -> UnsupportedError:

@@ -19,14 +19,16 @@ from gramary.model.codecs import Codec
 from gramary.model.hashing import HashSpec
 from gramary.ops import opaque
 from gramary.ops.result_buffer import refuse_overlap
-from gramary.placement.grammar import format_bytes
+from gramary.placement.grammar import format_bytes, parse_placement
 from gramary.placement.plan import Placement, require_fitting
+from gramary.process.descriptor_limit import naming_shortage
 from gramary.reading import compiled
 from gramary.reading.arguments import flat_row_ids, is_traced, require_device, result_buffer
 from gramary.reading.late import LateReader
 from gramary.settings import Settings, chosen_settings
 from gramary.stats import CallCounter, TableStats, TierStats
 from gramary.storage.allocation import StorageRequest, plan_storage, resolve_device, share_key
+from gramary.storage.descriptor_needs import num_descriptors
 from gramary.storage.reopening import OpenRecipe, require_reopenable
 from gramary.storage.row_store import Progress, RowStore
 from gramary.tiers.base import Tier
@@ -101,6 +103,7 @@ class Table(Closing):
             CheckpointError, PackError: the files are wrong.
             PlacementError: the placement does not parse, cannot be honoured, or does not fit.
             RowReadError: a file cannot be read.
+            DescriptorLimitError: fewer file descriptors may be open than it needs.
             ArgumentError: an argument is out of its range.
         """
         with calls_without_object.using():
@@ -155,7 +158,7 @@ class Table(Closing):
         )
         table = cls(RowStore(request))
         try:
-            with table._life.using():
+            with table._life.using(), naming_shortage("open the table", table._num_descriptors):
                 table._store.load_files(progress)
                 table._reader.get()
         except BaseException:
@@ -234,7 +237,7 @@ class Table(Closing):
             LoadError: one of its rows was loaded before, or loading is over.
             PlacementError: as `open`.
         """
-        with self._life.using():
+        with self._life.using(), naming_shortage("take the table's memory"):
             self._store.load_shard(index, rows, scales)
 
     def materialize(self) -> None:
@@ -244,7 +247,7 @@ class Table(Closing):
             LoadError: the table has its storage already.
             PlacementError: as `open`.
         """
-        with self._life.using():
+        with self._life.using(), naming_shortage("take the table's memory"):
             self._store.materialize()
             self._reader.get()
 
@@ -412,7 +415,7 @@ class Table(Closing):
         Raises:
             GramaryError: a file was changed since it was opened, or rows differ from it.
         """
-        with self._life.using():
+        with self._life.using(), naming_shortage("compare the table with its files"):
             self._store.check_integrity()
 
     def __repr__(self) -> str:
@@ -477,6 +480,15 @@ class Table(Closing):
             RowIdError, TokenError: as `check`, once everything was given back.
         """
         self._life.close(self._give_back)
+
+    def _num_descriptors(self) -> int:
+        """Returns how many file descriptors the table needs beside those that were open before."""
+        request, placement = self._store.request, self._store.placement
+        assert request.layout is not None
+        filled = [request.tier for request in parse_placement(request.placement)]
+        if placement is not None:
+            filled = [extent.tier for extent in placement.filled]
+        return num_descriptors(request.layout, filled, request.settings)
 
     def _give_back(self) -> None:
         """Ends everything the table holds; may be called again where it was broken off."""

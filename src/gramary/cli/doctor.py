@@ -42,6 +42,7 @@ def examine(model: Path | None) -> Iterator[Any]:
     """
     with importing():
         from gramary.cli import probes
+        from gramary.cli.descriptor_room import probe_descriptors
         from gramary.native.instructions import cap_instructions
         from gramary.settings import Settings
 
@@ -51,6 +52,7 @@ def examine(model: Path | None) -> Iterator[Any]:
     yield from probes.probe_build()
     yield from probes.probe_memory(settings)
     yield from probes.probe_reading(model)
+    yield from probe_descriptors(model, settings)
     yield from probes.probe_gpus(settings)
     yield from probes.probe_placements(settings)
 

@@ -51,6 +51,7 @@ def plan(
     if not 0 <= kv_gib <= MAX_KV_GIB:
         raise ArgumentError(f"--kv-gib: expected GiB from 0 to {MAX_KV_GIB}, got {kv_gib}")
     with importing():
+        from gramary.cli.descriptor_room import describe_room, require_descriptors
         from gramary.files.source import find_sources, open_source
         from gramary.settings import Settings
         from gramary.storage.allocation import (
@@ -59,10 +60,12 @@ def plan(
             plan_storage,
             resolve_device,
         )
+        from gramary.storage.descriptor_needs import num_descriptors
 
     sources = find_sources(path) if layer is None else (open_source(path, layer),)
     free = None
     placements = []
+    num_files = 0
     for source in sources:
         request = StorageRequest(
             spec=source.spec,
@@ -81,10 +84,14 @@ def plan(
         planned = plan_storage(request, free)
         _print_plan(source, planned)
         placements.append(planned)
+        filled = [extent.tier for extent in planned.filled]
+        num_files += num_descriptors(source.layout, filled, request.settings)
         # Tables are opened one after another: each finds what the ones before it left.
         free = _without(free, planned)
+    say(f"\nfile descriptors  {describe_room(num_files)}")
     for planned in placements:
         planned.require_room()
+    require_descriptors(num_files)
     options = {"device": device, "kv_gib": kv_gib, "shard": shard, "shard_by": shard_by}
     _print_calls(path, placement, {**options, "layer": layer})
 

@@ -19,6 +19,7 @@ from gramary.cli.thread_room import count_startable, num_wanted
 from gramary.errors import ArgumentError, GramaryError
 from gramary.machine.memory import read_host_room, read_huge_pages, read_numa_nodes
 from gramary.placement.grammar import format_bytes
+from gramary.process.descriptor_limit import REMEDY, SHORTAGES
 from gramary.settings import Settings
 
 if TYPE_CHECKING:
@@ -158,6 +159,9 @@ def probe_reading(model: Path | None) -> Iterator[Finding]:
     code = try_direct_read(file)
     if code == 0:
         yield Finding(section, "direct reads", YES, f"O_DIRECT works on {file.name}")
+    elif code in SHORTAGES:
+        detail = f"not tried on {file.name}: {os.strerror(code)}"
+        yield Finding(section, "direct reads", UNKNOWN, detail, REMEDY)
     else:
         detail = f"O_DIRECT on {file.name}: {os.strerror(code)}; the page cache is used"
         remedy = "for cold, large batches put the files on ext4, xfs or another local file system"

@@ -9,8 +9,10 @@ from gramary.errors import ArgumentError
 from gramary.files.checkpoint import find_checkpoints, open_checkpoint
 from gramary.files.layout import TableSource
 from gramary.files.pack import open_pack
+from gramary.process.descriptor_limit import naming_shortage
 
 
+@naming_shortage("read the files of a table")
 def open_source(path: str | os.PathLike[str], layer: int | None = None) -> TableSource:
     """Returns the table at `path`, described and checked; no storage is allocated.
 
@@ -36,6 +38,7 @@ def open_source(path: str | os.PathLike[str], layer: int | None = None) -> Table
     return source
 
 
+@naming_shortage("read the files of a model's tables")
 def find_sources(path: str | os.PathLike[str]) -> tuple[TableSource, ...]:
     """Returns every table at `path`, in the order of the PLE layers.
 

@@ -29,12 +29,14 @@ from gramary.integrations.model_class import ple_layers, require_tables, with_ta
 from gramary.integrations.model_tables import ModelTables, close_all
 from gramary.integrations.weight_files import find_files
 from gramary.model.config import read_config
+from gramary.process.descriptor_limit import naming_shortage
 from gramary.settings import Settings
 from gramary.table import Table
 
 MIN_TRANSFORMERS = (5, 24)
 
 
+@naming_shortage("load the model")
 def load(
     path: str | os.PathLike[str],
     *,

@@ -15,6 +15,7 @@ from gramary.layer.geometry import PLEGeometry
 from gramary.layer.state import PLEState
 from gramary.layer.weights import read_weights
 from gramary.ops.gate_conv import DTYPES
+from gramary.process.descriptor_limit import naming_shortage
 from gramary.table import Table
 
 
@@ -95,6 +96,7 @@ class PLELayer(nn.Module):
             self._check_table(table)
 
     @classmethod
+    @naming_shortage("read the layer's weights")
     def from_checkpoint(
         cls,
         path: str | os.PathLike[str],

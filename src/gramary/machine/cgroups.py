@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from gramary.process.descriptor_limit import shortage_in, too_few
+
 # A v1 group without a limit reports the largest page-aligned int64.
 _UNLIMITED = 1 << 62
 
@@ -125,7 +127,10 @@ def _lines(path: Path) -> list[str]:
     """Returns a file's lines, none where it cannot be read."""
     try:
         return path.read_text().splitlines()
-    except OSError:
+    except OSError as error:
+        # The file is there all the same.
+        if code := shortage_in(error):
+            raise too_few("look at this machine", code) from error
         return []
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gramary.errors import CapacityError, UnsupportedError
 from gramary.machine.cgroups import cgroups_of, memory_room
+from gramary.process.descriptor_limit import shortage_in, too_few
 from gramary.settings import Settings
 
 ROOT = Path("/")
@@ -175,7 +176,10 @@ def _read(path: Path) -> str:
     """Returns a file's text without surrounding blanks, "" where it cannot be read."""
     try:
         return path.read_text().strip()
-    except OSError:
+    except OSError as error:
+        # The file is there all the same.
+        if code := shortage_in(error):
+            raise too_few("look at this machine", code) from error
         return ""
 
 

@@ -43,6 +43,7 @@ from gramary.offload.setup import (
 )
 from gramary.offload.ticket import Ticket
 from gramary.process.bound import ProcessBound
+from gramary.process.descriptor_limit import naming_shortage
 from gramary.process.events import tell_of_process
 from gramary.reading.arguments import result_buffer
 from gramary.settings import Settings, chosen_settings
@@ -80,6 +81,7 @@ class Connector(Closing, ProcessBound):
         CapacityError: the slots need more memory than is free; nothing was taken.
         LoadError, ClosedError: a table is not loaded, or closed.
         RowFetchError: the worker process does not come up.
+        DescriptorLimitError: fewer file descriptors may be open than it needs.
         DependencyError: CUDA tables need Triton and cuda-bindings.
     """
 
@@ -124,7 +126,7 @@ class Connector(Closing, ProcessBound):
         tell_of_process(self)
         try:
             # A table that is closed meanwhile waits, and closes what was made.
-            with self._lock:
+            with self._lock, naming_shortage("make a connector"):
                 for table in self._tables:
                     table.close_first(self)
                 self._make_parts(shape, worker, server, settings)

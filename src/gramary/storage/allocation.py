@@ -200,7 +200,12 @@ def _build_device(request: StorageRequest, extent: Extent) -> DeviceTier:
 
 def _build_host(request: StorageRequest, extent: Extent) -> HostTier:
     row_bytes, options = request.codec.row_bytes, _host_options(request, extent)
-    return HostTier(extent.first_row, extent.num_rows, row_bytes, request.settings, options)
+    with contextlib.ExitStack() as undo:
+        if options.shared is not None:
+            undo.callback(options.shared.close)
+        tier = HostTier(extent.first_row, extent.num_rows, row_bytes, request.settings, options)
+        undo.pop_all()
+    return tier
 
 
 def _build_disk(request: StorageRequest, extent: Extent) -> DiskTier:

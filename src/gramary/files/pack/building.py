@@ -33,6 +33,7 @@ from gramary.files.pack.verifying import verify_pack
 from gramary.files.task_threads import TaskThreads
 from gramary.model.codecs import Codec
 from gramary.native.blocks import find_bad_block, pack_blocks
+from gramary.process.descriptor_limit import naming_shortage
 
 WRITER = "gramary pack writer 2"
 
@@ -56,6 +57,7 @@ class PackReport:
     error: RecodingError | None
 
 
+@naming_shortage("build a pack")
 def build_pack(
     source: TableSource,
     out_path: str | os.PathLike[str],

@@ -20,6 +20,7 @@ from gramary.files.pack.recoding import (
 )
 from gramary.files.stream import stream_rows
 from gramary.native.blocks import find_bad_block
+from gramary.process.descriptor_limit import naming_shortage
 
 CHUNK_BYTES = 16 << 20
 
@@ -42,6 +43,7 @@ class VerifyReport:
     error: RecodingError | None
 
 
+@naming_shortage("verify a pack")
 def verify_pack(
     path: str | os.PathLike[str],
     *,

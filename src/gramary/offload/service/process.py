@@ -18,6 +18,7 @@ from gramary.offload.service.base import Service, spans_from
 from gramary.offload.service.server import RowServer
 from gramary.offload.worker import channel
 from gramary.offload.worker.description import describe
+from gramary.process.descriptor_limit import REMEDY, soft_limit
 from gramary.settings import Settings
 from gramary.table import Table
 from gramary.tracing import Span
@@ -207,6 +208,11 @@ class ProcessService(Service):
             word, number = channel.read_numbered(message) or (b"", 0)
             if word == channel.SPANS and descriptors:
                 self._spans += spans_from(channel.read_memory_file(descriptors[0]))
+            elif word == channel.SPANS:
+                logger.warning(
+                    "the spans of worker process %d did not come: too few file descriptors here "
+                    "(limit %s) or there; %s", self.pid, soft_limit(), REMEDY,
+                )  # fmt: skip
             return number
         finally:
             for descriptor in descriptors:

@@ -28,6 +28,7 @@ from gramary.errors import no_threads
 from gramary.lifetime import Closing
 from gramary.offload.worker import channel
 from gramary.process.bound import ProcessBound
+from gramary.process.descriptor_limit import naming_shortage
 from gramary.settings import Settings, chosen_settings, inherited_environment
 
 STOP_TIMEOUT_S = 5.0
@@ -58,6 +59,7 @@ class RowServer(Closing, ProcessBound):
 
     Raises:
         ArgumentError: `num_ranks` is out of its range, or the settings are none.
+        DescriptorLimitError: fewer file descriptors may be open than it needs.
     """
 
     remedy = "it is this process's; pass its address on, for Connector(server=address)"
@@ -66,15 +68,16 @@ class RowServer(Closing, ProcessBound):
         num_ranks = require_integer("num_ranks", num_ranks, 1, MAX_RANKS)
         settings = chosen_settings(settings)
         # Of mode 0700; the worker removes it when it ends.
-        folder = make_folder()
+        with naming_shortage("start a row server"):
+            folder = make_folder()
         self.address = os.path.join(folder, "rows")
         values = {
             "num_ranks": num_ranks,
             "folder": folder,
             "settings": dataclasses.asdict(settings),
         }
-        with contextlib.ExitStack() as opened:
-            opened.callback(shutil.rmtree, folder, ignore_errors=True)
+        with naming_shortage("start a row server"), contextlib.ExitStack() as opened:
+            opened.callback(remove_folder, folder)
             listener = opened.enter_context(channel.listen(self.address, num_ranks + 8))
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             opened.enter_context(ours)
@@ -115,8 +118,18 @@ class RowServer(Closing, ProcessBound):
 
 def make_folder() -> str:
     """Returns a new private folder whose path is short enough for a socket's."""
+    # Where no descriptor is left, tempfile finds no folder usable, and says that.
+    os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
     long = len(os.fsencode(tempfile.gettempdir())) > MAX_PATH_BYTES - len("/gramary-12345678/rows")
     return tempfile.mkdtemp(prefix="gramary-", dir="/tmp" if long else None)
+
+
+def remove_folder(folder: str) -> None:
+    """Removes a folder that `make_folder` made; needs no file descriptor, as rmtree would."""
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.join(folder, "rows"))
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
 
 
 def start_worker(*descriptors: int) -> subprocess.Popen[bytes]:

@@ -22,6 +22,7 @@ from gramary.native.offload import RowService
 from gramary.offload.service.base import RAW_SPAN, num_service_threads
 from gramary.offload.worker import channel
 from gramary.offload.worker.tenancy import Tenancy
+from gramary.process.descriptor_limit import naming_shortage, shortage_in
 from gramary.settings import Settings
 
 # Time between two looks at those who are leaving.
@@ -131,7 +132,8 @@ class Worker:
     def _take_in(self, connection: socket.socket, descriptors: list[int]) -> None:
         """Serves a connector, or tells it why not: whatever one sends, others are served on."""
         try:
-            tenancy = Tenancy(descriptors)
+            with naming_shortage("serve one more connector"):
+                tenancy = Tenancy(descriptors)
         except Exception as error:
             refuse(connection, error)
             return
@@ -189,8 +191,15 @@ class Worker:
             for service in self._services:
                 for span in service.take_raw_spans():
                     self._unsent_spans += RAW_SPAN.pack(*span)
-        with channel.memory_file("gramary-spans", self._unsent_spans) as descriptor:
-            answer = channel.numbered(channel.SPANS, number)
+        answer = channel.numbered(channel.SPANS, number)
+        try:
+            descriptor = channel.memory_file("gramary-spans", self._unsent_spans)
+        except OSError as error:
+            if shortage_in(error):
+                # The engine says what is missing; the spans wait for the next question.
+                connection.send(answer)
+            raise
+        with descriptor:
             socket.send_fds(connection, [answer], [descriptor.fileno()])
         # What could not be sent goes with the next answer.
         self._unsent_spans.clear()
