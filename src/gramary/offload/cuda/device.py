@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from gramary.errors import FetchTimeoutError, GramaryError, RowFetchError
 from gramary.native.ring import Failure, failure_of
 from gramary.offload.cuda.device_spans import DeviceSpans, TimedStreams
+from gramary.offload.cuda.lane_kernels import load_request_kernels, load_take_kernels
 from gramary.offload.cuda.slots import DeviceSlots
 from gramary.offload.cuda.streams import Streams
 from gramary.offload.giving_up.canceling import CanceledClaims
@@ -86,7 +87,8 @@ class CudaDevice:
         )
 
     def start(self) -> None:
-        """Starts the watchdog."""
+        """Loads the kernels of the lanes while no stream waits, then starts the watchdog."""
+        self._load_kernels()
         self.watchdog.start()
 
     def take_error(self, *, of_tokens: bool = True) -> GramaryError | None:
@@ -124,6 +126,17 @@ class CudaDevice:
         finally:
             # Whatever the device says: a thread that stays would keep the memory and the service.
             self.watchdog.stop()
+
+    def _load_kernels(self) -> None:
+        if not any(table.residency.beyond_device for table in self.tables):
+            # The tables' own kernels read them, and nothing waits.
+            return
+        shape = self.region.ring.shape
+        max_rows = [shape.max_tokens * heads for heads in shape.num_heads]
+        codecs = [table.codec for table in self.tables]
+        with self.streams.on_device():
+            load_request_kernels(self.slots, self.constants, self.extents, shape.history_length)
+            load_take_kernels(self.slots, codecs, self.extents, max_rows)
 
     def _keep_error(self, error: FetchTimeoutError) -> None:
         with self._turn:

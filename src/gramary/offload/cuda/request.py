@@ -12,6 +12,7 @@ import triton.language as tl
 from gramary.flat_batch import FlatBatch
 from gramary.native.ring import Phase, RingFields
 from gramary.native.rows import RowExtent
+from gramary.offload.cuda.loading import Launch, launch
 from gramary.offload.cuda.slots import DeviceSlot
 from gramary.offload.cuda.words import behind_fence, is_last_program, store_int64
 from gramary.ops._triton.hash import (
@@ -80,6 +81,7 @@ def write_request(
     *,
     device_extent: RowExtent,
     is_last_layer: bool,
+    launch: Launch = launch,
 ) -> None:
     """Writes one layer's ids of a request, and behind the last layer's its number.
 
@@ -92,10 +94,13 @@ def write_request(
         batch: there; padding is what lies behind query_start_loc[-1].
         device_extent: the table's rows in the device's own memory, which nobody has to bring.
         is_last_layer: whether the request is complete with this layer.
+        launch: what is done with the kernel and its arguments; `load` only loads it.
     """
     # An empty batch is a request too: somebody waits for its answer.
     grid = (max(1, triton.cdiv(batch.token_ids.shape[0], _BLOCK_TOKENS)),)
-    request_kernel[grid](
+    launch(
+        request_kernel,
+        grid,
         batch.token_ids,
         batch.query_start_loc,
         batch.token_ids if batch.history is None else batch.history,

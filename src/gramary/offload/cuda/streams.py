@@ -107,7 +107,10 @@ def memory_operations(device: torch.device) -> tuple[Callable[[int, int], None],
         return _DriverOperations(device).wait, "stream memory operations"
     logger.warning("no stream memory operations on %s (%s): tiny kernels wait", device, why_not)
     from gramary.offload.cuda import flags
+    from gramary.offload.cuda.loading import load
 
+    with torch.cuda.device(device):
+        load(flags.wait_kernel, (1,), 0, 0, num_warps=1)
     return flags.wait_word, f"tiny kernels ({why_not})"
 
 

@@ -16,6 +16,7 @@ from gramary.model.codecs import Codec
 from gramary.native.rows import RowExtent
 from gramary.offload.cuda.answers import is_good, keep_failure, lower_flag
 from gramary.offload.cuda.bring import bring_rows
+from gramary.offload.cuda.loading import Launch, launch
 from gramary.offload.cuda.slots import DeviceSlot
 from gramary.offload.cuda.streams import Streams
 from gramary.offload.cuda.words import is_last_program, load_int64, load_int64_if
@@ -137,21 +138,56 @@ def take_rows(
         releases: whether the slot may be overwritten once these rows are taken.
     """
     num_rows = out.numel() // codec.output_width(out.dtype)
+    if num_rows < COPIED_FROM_ROWS:
+        streams.wait(slot.ready_address(layer), 1)
+        launch_take(
+            slot, layer, number, codec, device_extent, out, num_rows=num_rows, releases=releases
+        )
+        return
+    rows = bring_rows(slot, layer, number, num_rows, streams)
+    ids = None
+    if device_extent.num_rows and not slot.is_stream:
+        ids = slot.copy_of_ids(layer, num_rows)
+    settle(slot, layer, number, checks=True, releases=releases)
+    launch_take(
+        slot, layer, number, codec, device_extent, out, num_rows=num_rows, releases=releases,
+        copy=rows.data_ptr(), ids_address=None if ids is None else ids.data_ptr(),
+    )  # fmt: skip
+
+
+def launch_take(
+    slot: DeviceSlot,
+    layer: int,
+    number: int,
+    codec: Codec,
+    device_extent: RowExtent,
+    out: torch.Tensor,
+    *,
+    num_rows: int,
+    releases: bool,
+    copy: int = 0,
+    ids_address: int | None = None,
+    launch: Launch = launch,
+) -> None:
+    """Launches the kernel that decodes rows to `out`, out of the slot or out of their copy.
+
+    Args:
+        slot, layer, number, codec, device_extent, out, releases: as for `take_rows`.
+        num_rows: rows of the batch; they decide whether the rows are copied, and the tile.
+        copy: where their copy on the device begins, if they are copied.
+        ids_address: where the device finds the ids; None is where the slot has them.
+        launch: what is done with the kernel and its arguments; `load` only loads it.
+    """
     is_copied = num_rows >= COPIED_FROM_ROWS
     has_ids = slot.is_stream or device_extent.num_rows > 0
-    rows_address, ids_address = slot.rows_address(layer), slot.known_ids_address(layer)
-    if is_copied:
-        rows = bring_rows(slot, layer, number, num_rows, streams)
-        rows_address = rows.data_ptr()
-        if has_ids and not slot.is_stream:
-            ids = slot.copy_of_ids(layer, num_rows)
-            ids_address = ids.data_ptr()
-        settle(slot, layer, number, checks=True, releases=releases)
-    else:
-        streams.wait(slot.ready_address(layer), 1)
+    rows_address = copy if is_copied else slot.rows_address(layer)
+    if ids_address is None:
+        ids_address = slot.known_ids_address(layer)
     form = Format.of(codec, out, rows_address | device_extent.address)
     tile = tile_for(num_rows) if is_copied else _IN_PLACE
-    take_kernel[(max(1, triton.cdiv(num_rows, tile.rows)),)](
+    launch(
+        take_kernel,
+        (max(1, triton.cdiv(num_rows, tile.rows)),),
         out.view(form.out_dtype),
         slot.counter,
         slot.take_programs[layer],
@@ -177,10 +213,18 @@ def take_rows(
 
 
 def settle(
-    slot: DeviceSlot, layer: int, number: int, *, checks: bool = False, releases: bool = False
+    slot: DeviceSlot,
+    layer: int,
+    number: int,
+    *,
+    checks: bool = False,
+    releases: bool = False,
+    launch: Launch = launch,
 ) -> None:
     """Lowers an answer's flag; checks it first and releases its slot then, as asked."""
-    settle_kernel[(1,)](
+    launch(
+        settle_kernel,
+        (1,),
         slot.counter,
         slot.verdicts[layer],
         slot.failure,
@@ -196,4 +240,4 @@ def settle(
     )
 
 
-__all__ = ["settle", "settle_kernel", "take_kernel", "take_rows"]
+__all__ = ["launch_take", "settle", "settle_kernel", "take_kernel", "take_rows"]
