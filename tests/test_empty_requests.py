@@ -90,7 +90,7 @@ def table() -> Iterator[Table]:
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_an_empty_requests_history_may_hold_anything(table: Table, reader: str) -> None:
+def test_kind_23_an_empty_requests_history_may_hold_anything(table: Table, reader: str) -> None:
     """Kind 23: no error, and the rows of the others."""
     read, batch = READERS[reader], batch_for(reader)
     expected = embed(table, batch)
@@ -101,7 +101,7 @@ def test_an_empty_requests_history_may_hold_anything(table: Table, reader: str) 
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("request_index", [1, 4])
-def test_a_wrong_history_of_one_with_tokens_is_named(
+def test_kind_23_a_wrong_history_of_one_with_tokens_is_named(
     table: Table, reader: str, request_index: int
 ) -> None:
     """Kind 23: the same rule does not let real ones through."""
@@ -121,7 +121,7 @@ def test_a_wrong_history_of_one_with_tokens_is_named(
 @pytest.mark.parametrize("placement", ["device", "host"])
 @pytest.mark.parametrize("reader", ["Table.embed", "ngram_ids", "host lane", "stream lane"])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_an_empty_requests_history_may_hold_anything_on_a_gpu(
+def test_kind_23_an_empty_requests_history_may_hold_anything_on_a_gpu(
     placement: str, reader: str, device: str
 ) -> None:
     """Kind 23: with a batch on either device, and a real one's wrong history is found."""

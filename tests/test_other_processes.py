@@ -72,7 +72,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("is_pack", [False, True], ids=["folder", "pack"])
-def test_a_table_is_opened_again_from_its_pickle(
+def test_kind_9_a_table_is_opened_again_from_its_pickle(
     folder: Path, share: Settings, tmp_path: Path, way: str, is_pack: bool
 ) -> None:
     """Kind 9: at the same placement, with its own life."""
@@ -96,7 +96,7 @@ def test_a_table_is_opened_again_from_its_pickle(
         assert torch.equal(later.lookup(IDS), expected)
 
 
-def test_a_table_whose_rows_cannot_follow_says_what_to_do(folder: Path) -> None:
+def test_kind_9_a_table_whose_rows_cannot_follow_says_what_to_do(folder: Path) -> None:
     """Kind 9: rows in memory would be taken once more by each process."""
     spec, codec = open_source(folder).spec, open_source(folder).codec
     remedy = r"host memory.*Table\.open\(path\).*share="
@@ -118,7 +118,7 @@ def test_a_table_whose_rows_cannot_follow_says_what_to_do(folder: Path) -> None:
             pickle.dumps(table)
 
 
-def test_a_pickle_does_not_open_other_rows(
+def test_kind_9_a_pickle_does_not_open_other_rows(
     copy_checkpoint: Callable[..., Path], make_checkpoint: Callable[..., Path]
 ) -> None:
     """Kind 9: whoever put another model there in between is told of."""
@@ -132,13 +132,13 @@ def test_a_pickle_does_not_open_other_rows(
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
-def test_a_copy_of_a_table_is_the_table(table: Table, copied: Callable[[Any], Any]) -> None:
+def test_kind_9_a_copy_of_a_table_is_the_table(table: Table, copied: Callable[[Any], Any]) -> None:
     """Kind 9: rows are never written, so there is nothing to part."""
     assert copied(table) is table
     assert copied({"rows": table})["rows"] is table
 
 
-def test_a_deep_copy_of_a_layer_shares_its_table(folder: Path) -> None:
+def test_kind_9_a_deep_copy_of_a_layer_shares_its_table(folder: Path) -> None:
     """Kind 9: its own weights, the same rows, closed once for both."""
     layer = PLELayer.from_checkpoint(folder, placement="disk")
     twin = copy.deepcopy(layer)
@@ -161,7 +161,7 @@ def test_a_deep_copy_of_a_layer_shares_its_table(folder: Path) -> None:
     again.table.close()
 
 
-def test_batches_and_states_are_values(table: Table, folder: Path) -> None:
+def test_kind_9_batches_and_states_are_values(table: Table, folder: Path) -> None:
     """Kind 9: copied and pickled as what they hold."""
     layer = PLELayer.from_checkpoint(folder, table=table)
     batch, state = batch_of(table), layer.new_state(2, max_speculative_tokens=1)
@@ -197,7 +197,7 @@ def bound_objects(table: Table, layer: PLELayer, connector: Connector) -> dict[s
     }
 
 
-def test_what_belongs_to_its_process_says_what_to_do(table: Table, folder: Path) -> None:
+def test_kind_9_what_belongs_to_its_process_says_what_to_do(table: Table, folder: Path) -> None:
     """Kind 9: connectors, tickets, pools, plans and tiers, by each way to take them along."""
     layer = PLELayer.from_checkpoint(folder, table=table)
     with Connector(table, max_tokens=8) as connector:
@@ -233,7 +233,7 @@ ERRORS = [
 @pytest.mark.parametrize("take", [
     copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error)),
 ], ids=["copy", "deepcopy", "pickle"])  # fmt: skip
-def test_an_error_crosses_processes_whole(
+def test_kind_9_an_error_crosses_processes_whole(
     error: GramaryError, take: Callable[[GramaryError], GramaryError]
 ) -> None:
     """Kind 9: a pool of workers hands on what was raised in one of them."""
@@ -244,7 +244,9 @@ def test_an_error_crosses_processes_whole(
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_worker_reads_what_it_was_handed(folder: Path, share: Settings, method: str) -> None:
+def test_kind_9_a_worker_reads_what_it_was_handed(
+    folder: Path, share: Settings, method: str
+) -> None:
     """Kind 9: tables, a layer and a batch as arguments of a process; its error comes back whole."""
     context = multiprocessing.get_context(method)
     answers = context.SimpleQueue()

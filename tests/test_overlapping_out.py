@@ -68,7 +68,7 @@ OPERATIONS += [("embed", name) for _, name in OPERATIONS] + [("lookup", "row_ids
 
 
 @pytest.mark.parametrize(("operation", "name"), OPERATIONS)
-def test_every_overlap_is_refused_by_name_and_nothing_else_is(
+def test_kind_22_every_overlap_is_refused_by_name_and_nothing_else_is(
     table: Table, operation: str, name: str
 ) -> None:
     """Kind 22: whole and partial, at either end; memory that only touches is fine."""
@@ -86,7 +86,7 @@ def test_every_overlap_is_refused_by_name_and_nothing_else_is(
 
 
 @pytest.mark.parametrize("operation", ["ngram_ids", "embed"])
-def test_a_view_with_gaps_is_refused_only_where_it_has_an_element(
+def test_kind_22_a_view_with_gaps_is_refused_only_where_it_has_an_element(
     table: Table, operation: str
 ) -> None:
     """Kind 22: a history in the columns of a wider tensor, the buffer in others of its columns."""
@@ -107,7 +107,7 @@ def test_a_view_with_gaps_is_refused_only_where_it_has_an_element(
             run(table, operation, arguments | {"history": history}, out=out)
 
 
-def test_ids_that_are_one_element_many_times_are_looked_at_once(table: Table) -> None:
+def test_kind_22_ids_that_are_one_element_many_times_are_looked_at_once(table: Table) -> None:
     """Kind 22: an expanded view."""
     expected = table.lookup(torch.tensor([3])).expand(5000, -1).contiguous()
     buffer = torch.zeros(expected.numel() + 4, dtype=expected.dtype)
@@ -120,7 +120,7 @@ def test_ids_that_are_one_element_many_times_are_looked_at_once(table: Table) ->
         table.lookup(inside, out=out)
 
 
-def test_one_that_watches_operations_is_refused_too(table: Table) -> None:
+def test_kind_22_one_that_watches_operations_is_refused_too(table: Table) -> None:
     """Kind 22: under a dispatch mode the lookup is an opaque operation."""
 
     class Watching(TorchDispatchMode):
@@ -136,7 +136,9 @@ def test_one_that_watches_operations_is_refused_too(table: Table) -> None:
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (4,), (2, 3)])
 @pytest.mark.parametrize("step", [1, 3])
-def test_the_end_of_a_tensor_is_that_of_its_last_element(shape: tuple[int, ...], step: int) -> None:
+def test_kind_22_the_end_of_a_tensor_is_that_of_its_last_element(
+    shape: tuple[int, ...], step: int
+) -> None:
     """Kind 22: what the cheap comparison rests on."""
     whole = torch.zeros(*shape[:-1], shape[-1] * step, dtype=torch.int32)
     tensor = whole[..., ::step]
@@ -146,7 +148,9 @@ def test_the_end_of_a_tensor_is_that_of_its_last_element(shape: tuple[int, ...],
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("placement", ["device", "host", "disk"])
-def test_overlaps_are_refused_on_a_gpu(make_checkpoint: Callable[..., Any], placement: str) -> None:
+def test_kind_22_overlaps_are_refused_on_a_gpu(
+    make_checkpoint: Callable[..., Any], placement: str
+) -> None:
     """Kind 22: by the same rule, in a connector's wait too where the GPU reads the tokens then."""
     folder = make_checkpoint(codec="bf16")
     with Table.open(folder, placement=placement, device="cuda") as table:

@@ -54,7 +54,7 @@ def files_of(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("words", [{}, {"state_dict": True}, {"is_main_process": True}], ids=str)
-def test_an_adapter_is_saved_and_loaded_again(
+def test_kind_5_an_adapter_is_saved_and_loaded_again(
     folder: Path, model: Any, tmp_path: Path, words: dict[str, Any]
 ) -> None:
     """Kind 5: the same files as transformers', with a trainer's words too."""
@@ -76,7 +76,7 @@ def test_an_adapter_is_saved_and_loaded_again(
         assert torch.equal(again(input_ids=IDS).logits, expected)
 
 
-def test_an_adapter_in_the_models_folder_comes_with_it(
+def test_kind_5_an_adapter_in_the_models_folder_comes_with_it(
     copy_checkpoint: Callable[..., Path],
 ) -> None:
     """Kind 5: as with transformers; its file is no place where rows are looked for."""
@@ -90,7 +90,7 @@ def test_an_adapter_in_the_models_folder_comes_with_it(
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-def test_pefts_own_wrapper_saves_too(model: Any, tmp_path: Path) -> None:
+def test_kind_5_pefts_own_wrapper_saves_too(model: Any, tmp_path: Path) -> None:
     """Kind 5: `get_peft_model`, whose save_pretrained writes the adapter alone."""
     from peft import LoraConfig, get_peft_model
 
@@ -99,7 +99,7 @@ def test_pefts_own_wrapper_saves_too(model: Any, tmp_path: Path) -> None:
     assert (tmp_path / "adapter_model.safetensors").exists()
 
 
-def test_the_model_itself_is_refused_before_and_after(model: Any, tmp_path: Path) -> None:
+def test_kind_5_the_model_itself_is_refused_before_and_after(model: Any, tmp_path: Path) -> None:
     """Kind 5: the refusal concerns what would lack its rows, and writes nothing."""
     put_on(model)
     with pytest.raises(UnsupportedError, match="rows"):

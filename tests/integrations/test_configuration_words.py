@@ -37,7 +37,7 @@ def config_of(model: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("words", WORDS, ids=lambda words: "-".join(words))
 @pytest.mark.parametrize("conditional", [False, True], ids=["text", "whole"])
-def test_a_word_for_the_configuration_does_what_it_does_in_transformers(
+def test_kind_2_a_word_for_the_configuration_does_what_it_does_in_transformers(
     make_checkpoint: Callable[..., Path], words: dict[str, Any], conditional: bool
 ) -> None:
     """Kind 2: the same configuration, and the same logits by it."""
@@ -74,7 +74,7 @@ def changed_file(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("make", [changed_object, changed_folder, changed_file])
-def test_a_configuration_of_ones_own_is_taken(
+def test_kind_2_a_configuration_of_ones_own_is_taken(
     copy_checkpoint: Callable[..., Path], make: Callable[[Path], Any]
 ) -> None:
     """Kind 2: as an object, a folder or a file; with the last two, words may change it further."""
@@ -116,7 +116,7 @@ REFUSED: dict[str, tuple[Callable[[Path], dict[str, Any]], type[GramaryError], s
 
 @pytest.mark.behaviour(13)
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_configuration_that_no_table_fits_is_refused_before_anything_is_loaded(
+def test_kind_2_a_configuration_that_no_table_fits_is_refused_before_loading(
     make_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Kind 2 and behaviour 13: not one weight is read, and no table opened."""

@@ -256,7 +256,7 @@ def test_a_forward_that_fails_leaves_nothing_under_way(early: Any, late: Any) ->
 @pytest.mark.parametrize(("place", "chunk"), [
     (0, 3), (4, 1), (7, 5), (19, 6), (7, 100), (7, None),
 ])  # fmt: skip
-def test_a_token_added_to_the_model_is_read_as_transformers_reads_it(
+def test_kind_4_a_token_added_to_the_model_is_read_as_transformers_reads_it(
     make_checkpoint: Any, place: int, chunk: int | None
 ) -> None:
     """Kind 4 and behaviour 22: in one piece, in any chunk, and in the cache of a turn before.

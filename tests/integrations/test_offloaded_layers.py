@@ -46,7 +46,7 @@ MAPS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", MAPS)
-def test_a_layer_on_the_disk_computes_what_it_computes_in_memory(
+def test_kind_3_a_layer_on_the_disk_computes_what_it_computes_in_memory(
     make_checkpoint: Callable[..., Path], tmp_path: Path, name: str
 ) -> None:
     """Kind 3: the same logits and tokens, in chunks too, and tables that are opened again."""
@@ -64,7 +64,7 @@ def test_a_layer_on_the_disk_computes_what_it_computes_in_memory(
         assert torch.equal(model.generate(IDS, **options), expected)
 
 
-def test_the_nearest_hook_says_where_a_layer_computes() -> None:
+def test_kind_3_the_nearest_hook_says_where_a_layer_computes() -> None:
     """Kind 3: on the layer or around it, one or several, and none that knows no device."""
     model = torch.nn.ModuleDict({"block": torch.nn.ModuleDict({"proj": torch.nn.Linear(2, 2)})})
     block, proj = model["block"], model["block"]["proj"]
@@ -82,7 +82,7 @@ def test_the_nearest_hook_says_where_a_layer_computes() -> None:
 
 
 @pytest.mark.parametrize("offload", [cpu_offload, lambda *a: cpu_offload_with_hook(*a)[0]])
-def test_hooks_that_are_put_on_later_leave_the_tables_open(
+def test_kind_3_hooks_that_are_put_on_later_leave_the_tables_open(
     make_checkpoint: Callable[..., Path], offload: Callable[..., Any]
 ) -> None:
     """Kind 3: whoever offloads a loaded model itself."""
@@ -98,7 +98,7 @@ def test_hooks_that_are_put_on_later_leave_the_tables_open(
 @pytest.mark.gpu
 @pytest.mark.parametrize("place", ["cpu", "disk"])
 @pytest.mark.parametrize("placement", ["device", "host", "disk"])
-def test_a_layer_kept_off_the_gpu_computes_on_it(
+def test_kind_3_a_layer_kept_off_the_gpu_computes_on_it(
     make_checkpoint: Callable[..., Path], tmp_path: Path, place: str, placement: str
 ) -> None:
     """Kind 3: its table is the GPU's, wherever its weights wait."""

@@ -149,7 +149,7 @@ WAYS = [value for name, value in list(globals().items()) if name.startswith("by_
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_the_rows_are_those_of_the_weights_files(
+def test_kind_1_the_rows_are_those_of_the_weights_files(
     folder: Path, other: Path, way: Callable[[Path, Path], dict[str, Any]]
 ) -> None:
     """Kind 1: with each way to another model's files, its weights come with its rows."""
@@ -162,7 +162,7 @@ def test_the_rows_are_those_of_the_weights_files(
 
 
 @pytest.mark.parametrize("way", [by_config_file, by_config_index, by_single_file, by_link])
-def test_a_table_and_a_layer_follow_the_configuration_too(
+def test_kind_1_a_table_and_a_layer_follow_the_configuration_too(
     folder: Path, other: Path, way: Callable[[Path, Path], dict[str, Any]]
 ) -> None:
     """Kind 1: what needs no word is read alike without transformers."""
@@ -179,7 +179,7 @@ def test_a_table_and_a_layer_follow_the_configuration_too(
     (["Qwen4ExpForConditionalGeneration"], "whole"),
     (["Qwen4ExpForCausalLM"], "text"),
 ], ids=["whole", "text"])  # fmt: skip
-def test_a_whole_models_configuration_names_files_at_the_level_that_its_class_reads(
+def test_kind_1_a_whole_models_configuration_names_files_at_the_level_that_its_class_reads(
     copy_checkpoint: Any, make_checkpoint: Any, classes: list[str], where: str
 ) -> None:
     """Kind 1: a name at the other level is not read by transformers, and not by us."""
@@ -217,7 +217,7 @@ REFUSED = {
 
 @pytest.mark.behaviour(13)
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_word_that_no_table_can_follow_is_refused_by_name(folder: Path, name: str) -> None:
+def test_kind_1_a_word_that_no_table_can_follow_is_refused_by_name(folder: Path, name: str) -> None:
     """Kind 1 and behaviour 13: nothing is loaded beside rows that do not belong to it."""
     with pytest.raises(GramaryError, match=name):
         load(folder, **{name: REFUSED[name]})
@@ -232,7 +232,7 @@ def test_a_word_that_no_table_can_follow_is_refused_by_name(folder: Path, name: 
         ({r"^head\.": "lm_head."}, False),
     ],
 )
-def test_a_key_mapping_may_not_rename_rows(
+def test_kind_1_a_key_mapping_may_not_rename_rows(
     folder: Path, mapping: dict[str, str], is_refused: bool
 ) -> None:
     """Kind 1: renamed on the way, another table would become the model's."""
@@ -244,7 +244,7 @@ def test_a_key_mapping_may_not_rename_rows(
         assert model.tables[0].spec.num_rows > 0
 
 
-def test_weights_in_other_files_than_safetensors_are_refused(folder: Path) -> None:
+def test_kind_1_weights_in_other_files_than_safetensors_are_refused(folder: Path) -> None:
     """Kind 1: beside files without an index, transformers reads pytorch_model.bin."""
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").rename(folder / "rows.safetensors")
@@ -256,7 +256,7 @@ def test_weights_in_other_files_than_safetensors_are_refused(folder: Path) -> No
         load(folder)
 
 
-def test_what_transformers_finds_in_the_end_is_what_counts(
+def test_kind_1_what_transformers_finds_in_the_end_is_what_counts(
     folder: Path, other: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kind 1: a way to other files that nobody thought of takes the rows along, or is refused."""
@@ -277,7 +277,7 @@ def test_what_transformers_finds_in_the_end_is_what_counts(
         load(folder, placement="disk")
 
 
-def test_a_checkpoint_of_several_ranks_is_refused(folder: Path) -> None:
+def test_kind_1_a_checkpoint_of_several_ranks_is_refused(folder: Path) -> None:
     """Kind 1: transformers prefers its files, in which nobody looks for a table."""
     (folder / "shard-00001-model-00001-of-00001.safetensors").write_bytes(
         (folder / "model.safetensors").read_bytes()
@@ -286,14 +286,14 @@ def test_a_checkpoint_of_several_ranks_is_refused(folder: Path) -> None:
         load(folder, placement="disk")
 
 
-def test_an_adapters_folder_is_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_kind_1_an_adapters_folder_is_refused_with_the_remedy(tmp_path: Path) -> None:
     """Kind 1: its configuration leads transformers to another folder."""
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "some/model"}')
     with pytest.raises(ArgumentError, match=r"adapter alone.*load_adapter"):
         load(tmp_path)
 
 
-def test_tables_are_opened_again_for_the_same_weights_only(
+def test_kind_1_tables_are_opened_again_for_the_same_weights_only(
     folder: Path, other: Path, make_checkpoint: Any, tmp_path: Path
 ) -> None:
     """Kind 1: a pack or a copy of the model's own rows will do, another model's will not."""
@@ -328,7 +328,7 @@ FOLLOWED = {"variant", "subfolder", "config", "key_mapping"}
 
 
 @pytest.mark.needs("transformers_5_24")
-def test_every_word_of_from_pretrained_was_thought_of() -> None:
+def test_kind_1_every_word_of_from_pretrained_was_thought_of() -> None:
     """Kind 1: a word that transformers adds has to be followed, refused or listed above."""
     function = PreTrainedModel.from_pretrained.__func__
     words = set(re.findall(r'kwargs\.pop\(\s*"(\w+)"', inspect.getsource(function)))
@@ -342,7 +342,7 @@ HARMLESS = {"revision": "main", "state_dict": None, "use_safetensors": True, "gg
             "from_tf": True, "low_cpu_mem_usage": True, "force_download": True}  # fmt: skip
 
 
-def test_words_that_change_nothing_are_taken(folder: Path) -> None:
+def test_kind_1_words_that_change_nothing_are_taken(folder: Path) -> None:
     """Kind 1: a refusal is about values, not about words."""
     oracle = transformers.Qwen4ExpForCausalLM.from_pretrained(folder, **HARMLESS)
     with load(folder, placement="disk", **HARMLESS) as model, torch.no_grad():

@@ -59,7 +59,7 @@ def test_neighbours_in_one_block_are_read_once(tmp_path) -> None:
 
 
 @pytest.mark.behaviour(32)
-def test_a_short_read_names_its_place_and_a_file_that_was_cut_is_refused(tmp_path) -> None:
+def test_kind_14_a_short_read_names_its_place_and_a_cut_file_is_refused(tmp_path) -> None:
     """Kind 14, behaviour 32: whatever the file's times say, and whatever it holds again."""
     rows = make_rows(1000, 160)
     layout = write_layout(tmp_path, rows)

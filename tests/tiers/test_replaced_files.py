@@ -130,7 +130,7 @@ CHANGES = [
 
 @pytest.mark.behaviour(32)
 @pytest.mark.parametrize(("change", "reader"), CHANGES)
-def test_requests_for_its_rows_fail_and_others_do_not(
+def test_kind_14_requests_for_its_rows_fail_and_others_do_not(
     tmp_path, change: Callable[[Path], None], reader: str
 ) -> None:
     """Kind 14, behaviour 32: at once, for that request alone, small or large."""
@@ -148,7 +148,7 @@ def test_requests_for_its_rows_fail_and_others_do_not(
 @pytest.mark.behaviour(32)
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("write", WRITES)
-def test_a_modification_time_that_was_put_back_hides_no_write(
+def test_kind_14_a_modification_time_that_was_put_back_hides_no_write(
     tmp_path, write: Callable[[Path], None], reader: str
 ) -> None:
     """Kind 14: `touch -r` after a write, read small, large, cached and past the page cache."""
@@ -174,7 +174,9 @@ def test_a_modification_time_that_was_put_back_hides_no_write(
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("row_ids", [FEW, MANY], ids=["few", "many"])
 @pytest.mark.parametrize("change", [write_one_row, replace_by_rename])
-def test_a_batch_that_was_read_across_a_change_fails(tmp_path, change, row_ids, reader) -> None:
+def test_kind_14_a_batch_that_was_read_across_a_change_fails(
+    tmp_path, change, row_ids, reader
+) -> None:
     """Kind 14: the look comes after the reads; a batch that began before the change fails too."""
     layout, _, tier = open_two_files(tmp_path, reader)
     path = Path(layout.files[0].path)
@@ -221,7 +223,7 @@ def read_it(path: Path) -> None:
 
 @pytest.mark.parametrize("change", [change_mode, add_a_link, move_away_and_back, read_it])
 @pytest.mark.parametrize("reader", READERS)
-def test_attributes_alone_stop_nothing(tmp_path, change, reader) -> None:
+def test_kind_14_attributes_alone_stop_nothing(tmp_path, change, reader) -> None:
     """Kind 14: the change time moves for them too, and the kernel's notes say that it was all."""
     layout, rows, tier = open_two_files(tmp_path, reader)
     path = Path(layout.files[0].path)
@@ -240,7 +242,7 @@ def test_attributes_alone_stop_nothing(tmp_path, change, reader) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_where_no_notes_are_to_be_had_attributes_count_as_a_write(tmp_path) -> None:
+def test_kind_14_where_no_notes_are_to_be_had_attributes_count_as_a_write(tmp_path) -> None:
     """Kind 14: a forked child would take its parent's notes, and refuses instead."""
     layout, rows, tier = open_two_files(tmp_path, "pread")
     path, out, few = Path(layout.files[0].path), torch.empty(2, 640, dtype=torch.uint8), FEW.clone()
@@ -261,7 +263,7 @@ def test_where_no_notes_are_to_be_had_attributes_count_as_a_write(tmp_path) -> N
     tier.close()
 
 
-def test_the_old_file_under_its_name_again_is_served_again(tmp_path) -> None:
+def test_kind_14_the_old_file_under_its_name_again_is_served_again(tmp_path) -> None:
     """Kind 14: what a rename brought, a rename may take back."""
     layout, rows, tier = open_two_files(tmp_path)
     path, aside = Path(layout.files[0].path), tmp_path / "aside"
@@ -285,7 +287,7 @@ def test_a_file_that_lost_its_name_is_served_on(tmp_path) -> None:
     tier.close()
 
 
-def test_threads_that_read_while_a_file_is_replaced_agree(tmp_path) -> None:
+def test_kind_14_threads_that_read_while_a_file_is_replaced_agree(tmp_path) -> None:
     """Kind 14: every thread gets the old rows or the error, and the error from then on."""
     layout, rows, tier = open_two_files(tmp_path)
     row_ids = torch.tensor([3, 8000])

@@ -68,7 +68,7 @@ def files_of(root: str) -> list[str]:
         return [file.file_name for file in folder.files()]
 
 
-def test_rows_of_files_that_were_changed_since_are_others(tmp_path, root) -> None:
+def test_kind_14_rows_of_files_that_were_changed_since_are_others(tmp_path, root) -> None:
     """Kind 14: one row that the table's identity does not look at, and the old modification time;
     who opens later gets the new row."""
     spec = small_spec()

@@ -63,7 +63,7 @@ def everything(folder: Path) -> tuple[torch.Tensor, object]:
 
 @pytest.mark.behaviour(16)
 @pytest.mark.parametrize(("codec", "name", "error"), DOUBLED)
-def test_the_index_decides_and_without_it_none_counts(
+def test_kind_6_the_index_decides_and_without_it_none_counts(
     copy_checkpoint: Callable[..., Path], codec: str, name: str, error: type[GramaryError]
 ) -> None:
     """Kind 6, behaviour 16: whichever order the files come in."""
@@ -82,7 +82,9 @@ def test_the_index_decides_and_without_it_none_counts(
 
 @pytest.mark.behaviour(16)
 @pytest.mark.parametrize("keeps", ["a.safetensors", "c.safetensors"])
-def test_the_index_names_the_other_file(copy_checkpoint: Callable[..., Path], keeps: str) -> None:
+def test_kind_6_the_index_names_the_other_file(
+    copy_checkpoint: Callable[..., Path], keeps: str
+) -> None:
     """Kind 6: it is the index that counts, not the order of names or the larger file."""
     folder, name = copy_checkpoint(codec="bf16"), f"{TABLE}ngram_embedding.shard_3.weight"
     other = spoil(load_file(folder / "model.safetensors")[name])
@@ -95,7 +97,7 @@ def test_the_index_names_the_other_file(copy_checkpoint: Callable[..., Path], ke
 
 
 @pytest.mark.behaviour(16)
-def test_an_index_that_names_none_of_them_decides_nothing(
+def test_kind_6_an_index_that_names_none_of_them_decides_nothing(
     copy_checkpoint: Callable[..., Path],
 ) -> None:
     """Kind 6: refused as without an index."""
@@ -118,7 +120,7 @@ def test_an_index_that_names_none_of_them_decides_nothing(
 @pytest.mark.behaviour(16)
 @pytest.mark.parametrize("is_named", [True, False])
 @pytest.mark.parametrize("spelling", ["leading zero", "prefix"])
-def test_a_second_spelling_is_decided_by_the_index(
+def test_kind_6_a_second_spelling_is_decided_by_the_index(
     copy_checkpoint: Callable[..., Path], spelling: str, is_named: bool
 ) -> None:
     """Kind 6: a number with a leading zero, or the prefix of a model with images."""
@@ -141,7 +143,7 @@ def test_a_second_spelling_is_decided_by_the_index(
         open_checkpoint(folder)
 
 
-def test_the_weights_of_a_layer_are_decided_in_the_same_way(
+def test_kind_6_the_weights_of_a_layer_are_decided_in_the_same_way(
     copy_checkpoint: Callable[..., Path],
 ) -> None:
     """Kind 6: key_proj and its like are read by the layer, not by the table."""

@@ -60,7 +60,7 @@ def put(folder: Path, place: str, content: bytes) -> Path:
 @pytest.mark.behaviour(36)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", CONTENTS)
-def test_each_is_named_as_what_it_is(
+def test_kind_10_each_is_named_as_what_it_is(
     copy_checkpoint: Callable[..., Path], kind: str, place: str
 ) -> None:
     """Kind 10, behaviour 36: and what to do instead of downloading the same again."""
@@ -78,7 +78,7 @@ def test_each_is_named_as_what_it_is(
 
 @pytest.mark.parametrize("kind", CONTENTS)
 @pytest.mark.parametrize("num_bytes", [9, 100, HEAD_BYTES, HEAD_BYTES + 1])
-def test_no_part_of_a_head_is_too_short(kind: str, num_bytes: int) -> None:
+def test_kind_10_no_part_of_a_head_is_too_short(kind: str, num_bytes: int) -> None:
     """Kind 10: files of any length are looked at, and none brings the look itself down."""
     head = CONTENTS[kind][0][:num_bytes]
     found = recognise(head, len(head))
@@ -92,7 +92,7 @@ def test_what_is_unknown_is_not_guessed(content: bytes) -> None:
 
 @pytest.mark.behaviour(16)
 @pytest.mark.parametrize("num_bytes", [100, 700, 200_000])
-def test_a_cut_download_is_named_as_that(
+def test_kind_10_a_cut_download_is_named_as_that(
     copy_checkpoint: Callable[..., Path], num_bytes: int
 ) -> None:
     """Kind 10: in its header or in the table's tensors, with the bytes that are there."""
@@ -105,7 +105,7 @@ def test_a_cut_download_is_named_as_that(
 
 
 @pytest.mark.parametrize("num_bytes", [20, 4096, -1])
-def test_a_cut_pack_is_named_as_that(
+def test_kind_10_a_cut_pack_is_named_as_that(
     make_checkpoint: Callable[..., Path], tmp_path: Path, num_bytes: int
 ) -> None:
     """Kind 10: a pack that was copied half."""
@@ -117,14 +117,14 @@ def test_a_cut_pack_is_named_as_that(
             open_it(path)
 
 
-def test_a_file_of_the_checkpoint_is_no_pack(make_checkpoint: Callable[..., Path]) -> None:
+def test_kind_10_a_file_of_the_checkpoint_is_no_pack(make_checkpoint: Callable[..., Path]) -> None:
     """Kind 10: the folder is what is to be given."""
     with pytest.raises(PackError, match=r"a safetensors file; give the model's folder"):
         open_source(make_checkpoint() / "model.safetensors")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", INDEX])
-def test_a_link_without_its_file(copy_checkpoint: Callable[..., Path], name: str) -> None:
+def test_kind_10_a_link_without_its_file(copy_checkpoint: Callable[..., Path], name: str) -> None:
     """Kind 10: a snapshot that was copied without the blobs its links lead to."""
     folder = copy_checkpoint(**({"max_file_bytes": 150_000} if name == INDEX else {}))
     (folder / name).unlink()
@@ -155,7 +155,7 @@ def hub(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Path:
         ("models--org--name/snapshots", "the snapshots of a model"),
     ],
 )
-def test_a_folder_above_a_snapshot_names_the_snapshot(
+def test_kind_10_a_folder_above_a_snapshot_names_the_snapshot(
     hub: Path, below: str, what: str, opens: Callable[[Path], object]
 ) -> None:
     """Kind 10, behaviour 36: the one that `main` stands for, where that is known."""
@@ -168,7 +168,7 @@ def test_a_folder_above_a_snapshot_names_the_snapshot(
     open_source(named)
 
 
-def test_folders_without_a_whole_model(hub: Path, tmp_path: Path) -> None:
+def test_kind_10_folders_without_a_whole_model(hub: Path, tmp_path: Path) -> None:
     """Kind 10: nothing is advised that does not help."""
     shutil.rmtree(hub / "models--org--name" / "snapshots")
     (hub / "models--org--name" / "snapshots").mkdir()
@@ -184,7 +184,7 @@ def test_folders_without_a_whole_model(hub: Path, tmp_path: Path) -> None:
         open_source(tmp_path / "none")
 
 
-def test_a_folder_above_a_model(copy_checkpoint: Callable[..., Path]) -> None:
+def test_kind_10_a_folder_above_a_model(copy_checkpoint: Callable[..., Path]) -> None:
     """Kind 10: as a download into a folder of its own leaves it."""
     folder = copy_checkpoint()
     with pytest.raises(TableNotFoundError, match=rf"above a model's; give {folder}"):

@@ -51,7 +51,7 @@ def require_names(error: CheckpointError, names: list[str]) -> None:
 @pytest.mark.behaviour(36)
 @pytest.mark.parametrize("index", [False, True])
 @pytest.mark.parametrize("renaming", RENAMINGS)
-def test_the_names_that_were_found_are_told(
+def test_kind_12_the_names_that_were_found_are_in_the_error(
     copy_checkpoint: Callable[..., Path], renaming: str, index: bool
 ) -> None:
     """Kind 12, behaviour 36: the folder is complete, so nothing is to be downloaded."""
@@ -73,7 +73,7 @@ def test_the_names_that_were_found_are_told(
         ("bf16", "shard_7.weight", ShardError),
     ],
 )
-def test_a_part_that_was_renamed_is_told_too(
+def test_kind_12_a_part_that_was_renamed_is_told_too(
     copy_checkpoint: Callable[..., Path], codec: str, part: str, error: type[CheckpointError]
 ) -> None:
     """Kind 12: shards under their names, what goes with them under others."""
@@ -89,7 +89,7 @@ def test_a_part_that_was_renamed_is_told_too(
     assert "gramary does not read these names" in str(caught.value)
 
 
-def test_weights_of_a_layer_that_were_renamed_are_told(
+def test_kind_12_weights_of_a_layer_that_were_renamed_are_told(
     copy_checkpoint: Callable[..., Path],
 ) -> None:
     """Kind 12: what the layer reads beside its table."""
@@ -100,7 +100,7 @@ def test_weights_of_a_layer_that_were_renamed_are_told(
     require_names(caught.value, names)
 
 
-def test_a_model_without_such_tensors_is_told_to_download(
+def test_kind_12_a_model_without_such_tensors_is_told_to_download(
     change_tensors: Callable[..., Path],
 ) -> None:
     """Kind 12: nothing is guessed where nothing looks like a table."""

@@ -105,7 +105,9 @@ def rows_of(source: TableSource) -> torch.Tensor:
 @pytest.mark.behaviour(29)
 @pytest.mark.parametrize("codec", ["keep", "bf16"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_build_goes_on_only_from_files_in_the_same_state(source, tmp_path, change, codec) -> None:
+def test_kind_21_a_build_goes_on_only_from_files_in_the_same_state(
+    source, tmp_path, change, codec
+) -> None:
     """Kind 21: killed, the source changed in a row that no identity samples, killed, gone on with.
 
     The rows that the first run left are never those of the pack.
@@ -126,7 +128,7 @@ def test_a_build_goes_on_only_from_files_in_the_same_state(source, tmp_path, cha
 
 
 @pytest.mark.behaviour(29)
-def test_a_build_of_an_unchanged_source_still_goes_on(source, tmp_path) -> None:
+def test_kind_21_a_build_of_an_unchanged_source_still_goes_on(source, tmp_path) -> None:
     """Kind 21: the state is the same as long as nobody touched the files."""
     path = tmp_path / "table.pack"
     build_and_kill(source, path, "keep", 0.5)
@@ -141,7 +143,9 @@ def test_a_build_of_an_unchanged_source_still_goes_on(source, tmp_path) -> None:
 @pytest.mark.parametrize("at", [0.1, 0.8])
 @pytest.mark.parametrize("codec", ["keep", "nvfp4"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_source_that_changes_during_a_build_fails_it(source, tmp_path, change, codec, at) -> None:
+def test_kind_21_a_source_that_changes_during_a_build_fails_it(
+    source, tmp_path, change, codec, at
+) -> None:
     """Kind 21: rewritten, replaced by rename, or behind a link; before or after its rows came."""
     path, changed = tmp_path / "table.pack", []
 
@@ -156,7 +160,7 @@ def test_a_source_that_changes_during_a_build_fails_it(source, tmp_path, change,
 
 
 @pytest.mark.behaviour(29)
-def test_blocks_of_another_state_of_the_source_do_not_verify(source, tmp_path) -> None:
+def test_kind_21_blocks_of_another_state_of_the_source_do_not_verify(source, tmp_path) -> None:
     """Kind 21: whoever put them there, and however well they check in their own pack."""
     old, new = tmp_path / "old.pack", tmp_path / "new.pack"
     build_pack(source, old)
@@ -182,7 +186,7 @@ def test_blocks_of_another_state_of_the_source_do_not_verify(source, tmp_path) -
     assert (tmp_path / "next.pack").read_bytes() == right
 
 
-def test_starting_again_empties_what_was_left(tmp_path) -> None:
+def test_kind_21_starting_again_empties_what_was_left(tmp_path) -> None:
     """Kind 21: no block of an older build lies in the file when a new one begins."""
     path = tmp_path / "table.pack"
     Path(f"{path}.partial").write_bytes(b"GRAMPART" + b"old" * 20_000)
@@ -191,7 +195,7 @@ def test_starting_again_empties_what_was_left(tmp_path) -> None:
         assert os.pread(file.descriptor, 1 << 20, 0) == bytes(40_000)
 
 
-def test_a_partial_file_that_was_replaced_is_not_published(source, tmp_path) -> None:
+def test_kind_21_a_partial_file_that_was_replaced_is_not_published(source, tmp_path) -> None:
     """Kind 21: the name would go to whatever another process is writing there."""
     path, partial = tmp_path / "table.pack", tmp_path / "table.pack.partial"
 
@@ -208,7 +212,9 @@ def test_a_partial_file_that_was_replaced_is_not_published(source, tmp_path) -> 
 
 @pytest.mark.behaviour(29)
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_pack_is_compared_with_files_that_are_in_another_state(source, tmp_path, change) -> None:
+def test_kind_21_a_pack_is_compared_with_files_that_are_in_another_state(
+    source, tmp_path, change
+) -> None:
     """Kind 21: before it is reused; times that were put back or copied hide nothing."""
     path = tmp_path / "table.pack"
     build_pack(source, path)
@@ -223,7 +229,9 @@ def test_a_pack_is_compared_with_files_that_are_in_another_state(source, tmp_pat
 
 @pytest.mark.behaviour(32)
 @pytest.mark.parametrize("against", [False, True])
-def test_a_pack_that_is_changed_while_it_is_checked_is_not_right(source, tmp_path, against) -> None:
+def test_kind_14_a_pack_that_is_changed_while_it_is_checked_is_not_right(
+    source, tmp_path, against
+) -> None:
     """Kinds 14 and 21: what was checked is not what is there now."""
     path = tmp_path / "table.pack"
     build_pack(source, path)
@@ -251,7 +259,7 @@ def served(source, tmp_path) -> Iterator[tuple[Path, DiskTier]]:
     tier.close()
 
 
-def test_a_served_pack_proves_its_blocks_and_no_other_file_takes_its_name(
+def test_kind_14_a_served_pack_proves_its_blocks_and_no_other_file_takes_its_name(
     served, source, tmp_path
 ) -> None:
     """Kind 14: what its times say does not matter, whose blocks they are does."""
