@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import torch
 
-from benchmarks import disk, harness, pack, uring_core
+from benchmarks import change_watch, disk, harness, pack, uring_core
 from benchmarks.disk_files import (
     byte_offsets,
     describe_table,
@@ -108,3 +108,13 @@ def test_the_receipt_holds_every_word_of_the_command(tmp_path, monkeypatch) -> N
     assert receipt["cases"][0]["name"] == "0.5 GiB in there"
     words[3] = "r.json"
     assert receipt["command"] == ["python", "-m", "benchmarks.disk", *words]
+
+
+def test_kind_14_the_cost_of_knowing_is_measured_on_equal_rows() -> None:
+    cases = list(change_watch.build(True))
+    assert [case.name for case in cases] == [
+        "16 warm rows of 1 file(s)", "16 warm rows of 16 file(s)"
+    ]  # fmt: skip
+    for case in cases:
+        assert set(case.samples) == {change_watch.EARLIER, change_watch.KNOWS}
+        assert case.targets[change_watch.KNOWS] >= 1.03
