@@ -3,7 +3,9 @@
 It changes a module when that is imported and not before, so that where the model is not used,
 nothing of it is loaded.
 
-- `ple_conv` is a plain function of torch: Triton's interpreter refuses the kernel's masks.
+- The layer's convolution is a function of torch: Triton's interpreter refuses the kernel's masks.
+- Its gate and the glue between the model's streams are functions of torch too: interpreted, they
+  take nearly all of the time.
 - `GRAMARY_TESTS_STOCK_STAGES=1` lifts stock vLLM's refusal of pipeline stages, for a control that
   has the same stages and vLLM's own table.
 """
@@ -17,6 +19,14 @@ from types import ModuleType
 from typing import Any
 
 LAYER = "vllm.models.qwen4_exp.nvidia.ple_layer"
+STREAMS = "vllm.models.qwen4_exp.nvidia.hyperconnection"
+STREAM_KERNELS = (
+    "grouped_gemma_rmsnorm",
+    "hc_combine",
+    "hc_combine_norm",
+    "hc_gate_mix",
+    "hc_silu",
+)
 STATE = "vllm.models.qwen4_exp.nvidia.model_state"
 CONFIGS = "vllm.model_executor.models.config"
 STAGES = "GRAMARY_TESTS_STOCK_STAGES"
@@ -24,7 +34,10 @@ STAGES = "GRAMARY_TESTS_STOCK_STAGES"
 
 def register() -> None:
     """Called by vLLM in each of its processes."""
-    changes: dict[str, Callable[[ModuleType], None]] = {LAYER: replace_convolution}
+    changes: dict[str, Callable[[Any], None]] = {
+        LAYER: replace_layer_kernels,
+        STREAMS: replace_stream_kernels,
+    }
     if os.environ.get(STAGES) == "1":
         changes |= {STATE: allow_stages_of_state, CONFIGS: allow_stages_of_config}
     waiting = {}
@@ -36,14 +49,24 @@ def register() -> None:
     sys.meta_path.insert(0, ChangingFinder(waiting))
 
 
-def replace_convolution(module: ModuleType) -> None:
-    """Gives the layer the function of torch."""
+def replace_layer_kernels(module: Any) -> None:
+    """Gives the layer with the table its functions of torch."""
     from cpu_convolution import ple_conv
+    from cpu_gate import ple_gate
 
-    module.ple_conv = ple_conv  # type: ignore[attr-defined]
+    module.ple_conv, module.ple_gate = ple_conv, ple_gate
 
 
-def allow_stages_of_state(module: ModuleType) -> None:
+def replace_stream_kernels(module: Any) -> None:
+    """Gives every layer the functions of torch that have the kernels' names."""
+    import cpu_hyper_connections
+
+    for name in STREAM_KERNELS:
+        assert hasattr(module, name)
+        setattr(module, name, getattr(cpu_hyper_connections, name))
+
+
+def allow_stages_of_state(module: Any) -> None:
     """Hides the number of stages while stock's state is made, which refuses more than one."""
     stock = module.Qwen4ExpModelState.__init__
 
@@ -58,7 +81,7 @@ def allow_stages_of_state(module: ModuleType) -> None:
     module.Qwen4ExpModelState.__init__ = make
 
 
-def allow_stages_of_config(module: ModuleType) -> None:
+def allow_stages_of_config(module: Any) -> None:
     """Hides the layers that have a table while stock's check of stages runs."""
     stock = module.Qwen4ExpForCausalLMConfig.verify_and_update_config
 
@@ -76,7 +99,7 @@ def allow_stages_of_config(module: ModuleType) -> None:
 class ChangingFinder(MetaPathFinder):
     """Finds the named modules as Python does, and changes each when it has been executed."""
 
-    def __init__(self, changes: dict[str, Callable[[ModuleType], None]]) -> None:
+    def __init__(self, changes: dict[str, Callable[[Any], None]]) -> None:
         self._changes = changes
 
     def find_spec(
@@ -91,7 +114,7 @@ class ChangingFinder(MetaPathFinder):
 
 
 class _ChangingLoader(Loader):
-    def __init__(self, loader: Loader, change: Callable[[ModuleType], None]) -> None:
+    def __init__(self, loader: Loader, change: Callable[[Any], None]) -> None:
         self._loader, self._change = loader, change
 
     def __getattr__(self, name: str) -> Any:
