@@ -1,9 +1,21 @@
-"""Prompts whose next tokens stand apart from the runners-up, for all variants."""
+"""Prompts, with the greedy tokens that stock vLLM gives for them.
 
-TALE = (
-    "It was the best of times, it was the worst of times, it was the age of wisdom, "
-    "it was the age of foolishness, "
-) * 2
+At each of these tokens the runner-up is at least 0.6 nats behind, so that no rounding decides.
+"""
 
-# 70, 71 and 5 tokens.
-PROMPTS = (TALE + "and", TALE + "but then", "In the beginning")
+# 48, 51 and 4 tokens.
+PROMPTS = (
+    "And it came to pass in the days of the king, that the men of the city went out, and the " * 2
+    + "king of",
+    "Now these are the names of the children of Israel, who came into Egypt, every man and his "
+    "house, Now these are the names of the children of Israel, who came into Egypt, every man and "
+    "his house, and the children of Is",
+    "And it came to",
+)
+
+# " Babylon, and all the people", "sachar, and", " pass, when the king’"
+GREEDY_TOKENS = [
+    [1148, 12, 268, 366, 259, 495],
+    [83, 585, 293, 82, 12, 268],
+    [607, 12, 450, 259, 414, 484],
+]
