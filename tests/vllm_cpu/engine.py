@@ -82,7 +82,10 @@ def run_engine(
     folder.mkdir(parents=True, exist_ok=True)
     description, target, log = (folder / name for name in ("run.json", "result.json", "log.txt"))
     target.unlink(missing_ok=True)
-    content = {"llm": LLM | {"model": str(model)} | llm, "rounds": [list(requests) for requests in rounds]}
+    content = {
+        "llm": LLM | {"model": str(model)} | llm,
+        "rounds": [list(requests) for requests in rounds],
+    }
     description.write_text(json.dumps(content), encoding="utf-8")
     words = [sys.executable, PROGRAM, description, target]
     with start_session(words, make_environment(folder, environment), log) as process:

@@ -103,7 +103,8 @@ def _add_draft_layer(weights: dict[str, Tensor], config: dict[str, object]) -> N
     """Adds a layer that proposes tokens; it was never trained, so that most are rejected."""
     last = len(config["layer_types"]) - 1  # type: ignore[arg-type]
     hidden, streams = config["hidden_size"], config["hc_count"]
-    assert isinstance(hidden, int) and isinstance(streams, int)
+    assert isinstance(hidden, int)
+    assert isinstance(streams, int)
     for name in list(weights):
         if name.startswith(f"model.layers.{last}."):
             weights[name.replace(f"model.layers.{last}.", "mtp.layers.0.")] = weights[name].clone()

@@ -3,6 +3,8 @@
 Source: `ple_conv` in vLLM 0.32.0, models/qwen4_exp/common/ops/ple.py.
 """
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -63,7 +65,7 @@ def _list_bounds(
         return [(token, token + 1) for token in range(num_tokens)]
     assert query_start_loc is not None
     ends = query_start_loc[: state_indices.numel() + 1].tolist()
-    return list(zip(ends[:-1], ends[1:], strict=True))
+    return list(itertools.pairwise(ends))
 
 
 def _convolve(stream: Tensor, weights: Tensor, dilation: int, dtype: torch.dtype) -> Tensor:

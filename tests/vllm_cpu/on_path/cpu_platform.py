@@ -35,7 +35,8 @@ def declare_image_operations() -> None:
     import torch
 
     spec = find_spec("torchvision")
-    assert spec is not None and spec.origin is not None
+    assert spec is not None
+    assert spec.origin is not None
     try:
         torch.ops.load_library(Path(spec.origin).parent / "_C.so")
     except OSError:
