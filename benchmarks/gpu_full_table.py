@@ -36,7 +36,7 @@ _FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)
 
 def full_spec(base: int) -> HashSpec:
     """Returns the published geometry, or one with smaller heads."""
-    return HashSpec(248320, 248044, 3, 8, 160, base, 128, layer_id=2)
+    return HashSpec(248320, 248044, 3, 8, 160, base, 128, decoder_layer=1)
 
 
 def rows_by_formula(row_ids: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

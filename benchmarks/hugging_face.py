@@ -39,7 +39,7 @@ def make_module(spec: HashSpec, rows: torch.Tensor | None) -> torch.nn.Module:
         seed=spec.seed,
     )
     with torch.device("meta"):
-        module = modeling.Qwen4ExpTextNGramEmbedding(config, spec.embed_dim, 0, spec.ple_index)
+        module = modeling.Qwen4ExpTextNGramEmbedding(config, spec.embed_dim, 0, spec.table_index)
     module.layer_multipliers = torch.tensor(spec.multipliers)
     module.ngram_heads_vocab_sizes = torch.tensor(spec.sizes)
     module.ngram_heads_offsets = torch.tensor(spec.offsets)

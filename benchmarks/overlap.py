@@ -217,7 +217,11 @@ def open_table(size: StageSize, placement: str, model: Path | None, base: int) -
             folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
             model = write_model(folder, base)
         table = Table.open(
-            model, placement=placement, device=size.device, layer=0, settings=Settings.from_env()
+            model,
+            placement=placement,
+            device=size.device,
+            table_index=0,
+            settings=Settings.from_env(),
         )
         yield opened.enter_context(table)
 

@@ -122,7 +122,7 @@ class Soak:
     def _soak_one(self, num_requests: int) -> None:
         """Makes a connector, asks it for so much, and sees that every slot is free at the end."""
         is_process = self.random.random() < 0.15
-        num_layers = self.random.choice((1, 1, 2))
+        num_tables = self.random.choice((1, 1, 2))
         options: dict[str, Any] = {
             "num_slots": self.random.randint(1, 4),
             "worker": "process" if is_process else "thread",
@@ -135,7 +135,7 @@ class Soak:
             ),
         }
         self._script_reader(0 if is_process else num_requests)
-        tables = [self.table] * num_layers
+        tables = [self.table] * num_tables
         with Connector(tables, max_tokens=64, **options) as connector:
             self.counts["connectors"] += 1
             self.counts["connectors of a process"] += is_process
@@ -145,7 +145,7 @@ class Soak:
                     fail_every=self.random.choice((0, 997, 211)),
                     seed=self.plan.seed,
                 )
-            asker = Asker(self, connector, options["num_slots"], num_layers)
+            asker = Asker(self, connector, options["num_slots"], num_tables)
             held_at = {num_requests // 3, 2 * num_requests // 3} if not is_process else set()
             for step in range(num_requests):
                 if step in held_at:
@@ -192,13 +192,13 @@ class Soak:
 class Asker:
     """The engine's part: asks one connector, waits in any order, cancels, compares."""
 
-    def __init__(self, soak: Soak, connector: Connector, num_slots: int, num_layers: int) -> None:
+    def __init__(self, soak: Soak, connector: Connector, num_slots: int, num_tables: int) -> None:
         self.soak = soak
         self.random = soak.random
         self.counts = soak.counts
         self.connector = connector
         self.num_slots = num_slots
-        self.num_layers = num_layers
+        self.num_tables = num_tables
         self.pending: list[tuple[Ticket, Batch]] = []
 
     def step(self) -> None:
@@ -241,22 +241,22 @@ class Asker:
             self.connector.cancel(ticket)
             self.counts["canceled"] += 1
             return
-        layers = list(range(self.num_layers))
-        self.random.shuffle(layers)
-        if self.num_layers > 1 and self.random.random() < 0.1:
-            layers = layers[:1]
-        for layer in layers:
-            self.wait(ticket, batch, layer)
-        if len(layers) < self.num_layers:
+        tables = list(range(self.num_tables))
+        self.random.shuffle(tables)
+        if self.num_tables > 1 and self.random.random() < 0.1:
+            tables = tables[:1]
+        for table_index in tables:
+            self.wait(ticket, batch, table_index)
+        if len(tables) < self.num_tables:
             self.connector.release_outputs()
             self.counts["released early"] += 1
 
-    def wait(self, ticket: Ticket, batch: Batch, layer: int) -> None:
-        """Waits for a layer and compares every value, or sees that a failure is all NaN."""
+    def wait(self, ticket: Ticket, batch: Batch, table_index: int) -> None:
+        """Waits for a table and compares every value, or sees that a failure is all NaN."""
         spec = self.soak.table.spec
         out = torch.full((batch.num_tokens, spec.embed_dim), 7.0)
         try:
-            self.connector.wait(ticket, layer=layer, out=out)
+            self.connector.wait(ticket, table_index=table_index, out=out)
         except RowFetchError as error:
             is_late = isinstance(error, FetchTimeoutError)
             self.counts["timed out" if is_late else "failed as scripted"] += 1
@@ -269,7 +269,7 @@ class Asker:
             batch.token_ids, batch.query_start_loc, batch.history, dtype=torch.float32
         )
         if not torch.equal(out, expected):
-            self.soak.fail(f"wrong rows for {ticket}, layer {layer}")
+            self.soak.fail(f"wrong rows for {ticket}, table {table_index}")
         self.counts["rows checked"] += batch.num_tokens * spec.num_heads
 
     def hold_one(self) -> None:
@@ -283,8 +283,8 @@ class Asker:
             time.sleep(0.001)
         ticket, batch = self.pending.pop()
         before = self.counts["timed out"]
-        for layer in range(self.num_layers):
-            self.wait(ticket, batch, layer)
+        for table_index in range(self.num_tables):
+            self.wait(ticket, batch, table_index)
         if self.counts["timed out"] == before:
             self.soak.fail("an answer came though the service was held")
         service.hold(False)
@@ -307,9 +307,9 @@ class Asker:
             self.soak.fail("tickets are left open")
 
     def wait_for_all(self, ticket: Ticket, batch: Batch) -> None:
-        """Waits for every layer of a ticket."""
-        for layer in range(self.num_layers):
-            self.wait(ticket, batch, layer)
+        """Waits for every table of a ticket."""
+        for table_index in range(self.num_tables):
+            self.wait(ticket, batch, table_index)
 
     def random_batch(self, is_prefill: bool | None = None) -> Batch:
         """Returns a small batch: a prompt's chunks, a decode step, drafts, padding, or nothing."""

@@ -38,7 +38,7 @@ def write_table_folder(
     for index, rows in enumerate(shards):
         codes = rows.cpu().contiguous().view(torch.float8_e4m3fn)
         tensors[f"ngram_embedding.shard_{index}.weight"] = codes
-    prefix = f"model.layers.{spec.layer_id - 1}.ple.ple_embedding."
+    prefix = f"model.layers.{spec.decoder_layer}.ple.ple_embedding."
     named = {prefix + name: tensor for name, tensor in tensors.items()}
     save_file(named, path / "model.safetensors")
     (path / "config.json").write_text(json.dumps(_config(spec, len(shards))))
@@ -57,8 +57,8 @@ def formula_shards(spec: HashSpec, num_shards: int, device: str) -> list[torch.T
 
 def _config(spec: HashSpec, num_shards: int) -> dict[str, Any]:
     return {
-        "model_type": "qwen4_exp_text", "num_hidden_layers": spec.layer_id,
-        "ple_layer_ids": [spec.layer_id],
+        "model_type": "qwen4_exp_text", "num_hidden_layers": spec.decoder_layer + 1,
+        "ple_layer_ids": [spec.decoder_layer + 1],
         "vocab_size": spec.vocab_size, "eos_token_id": spec.eos_token_id,
         "ngram_size": spec.ngram_size, "heads_per_ngram": spec.heads_per_ngram,
         "hidden_size": spec.embed_dim, "ple_embed_dim": spec.embed_dim,

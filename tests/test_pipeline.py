@@ -32,7 +32,7 @@ def test_indices_are_those_that_tables_are_opened_by() -> None:
     }  # fmt: skip
     (index,) = ple_layers_of_stage(layers, 3, 5)
     assert index == 1
-    assert HashSpec.from_config(layers, index).layer_id == 4
+    assert HashSpec.from_config(layers, index).decoder_layer == 3
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3])
@@ -43,10 +43,10 @@ def test_every_cut_gives_every_layer_one_owner(num_stages: int) -> None:
         bounds = list(itertools.pairwise([0, *cuts, 6]))
         owners = stages_of_ple_layers(layers, bounds)
         assert len(owners) == 3
-        for ple_index, stage in enumerate(owners):
-            assert ple_index in ple_layers_of_stage(layers, *bounds[stage])
+        for table_index, stage in enumerate(owners):
+            assert table_index in ple_layers_of_stage(layers, *bounds[stage])
             start, end = bounds[stage]
-            assert start <= (0, 2, 5)[ple_index] < end
+            assert start <= (0, 2, 5)[table_index] < end
         owned = [ple_layers_of_stage(layers, *pair) for pair in bounds]
         assert sorted(itertools.chain(*owned)) == [0, 1, 2]
 

@@ -54,7 +54,7 @@ def on_gpu(batch: Batch, device: str = "cuda") -> Batch:
 
 def big_spec(num_rows: int) -> HashSpec:
     """Returns the geometry of a table of at least so many rows of 160 values."""
-    return HashSpec(500, 7, 3, 2, 160, num_rows // 4, 128, layer_id=2)
+    return HashSpec(500, 7, 3, 2, 160, num_rows // 4, 128, decoder_layer=1)
 
 
 def big_table(num_rows: int, **options: Any) -> Table:

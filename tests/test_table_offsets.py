@@ -27,7 +27,7 @@ SPEC = HashSpec(
     row_dim=160,
     ngram_vocab_size_base=6_800_000,
     rows_multiple=128,
-    layer_id=2,
+    decoder_layer=1,
 )
 CODEC = Codec("bf16", 160)
 # The memory is not populated, so that only the pages written are taken.

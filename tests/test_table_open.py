@@ -245,8 +245,8 @@ def test_integrity_finds_files_that_changed(folders: dict[str, Folder], tmp_path
 
 def test_several_layers_must_be_told_apart(folders: dict[str, Folder]) -> None:
     with pytest.raises(GramaryError):
-        Table.open(folders["bf16"][0], layer=1)
-    Table.open(folders["bf16"][0], layer=0).close()
+        Table.open(folders["bf16"][0], table_index=1)
+    Table.open(folders["bf16"][0], table_index=0).close()
     with pytest.raises(ArgumentError, match="path"):
         Table.open("/nowhere/at/all")
 

@@ -86,7 +86,7 @@ def make_model(
     codec: str = "bf16",
     seed: int = 0,
     num_shards: int = 12,
-    ple_layers: Sequence[int] = (2,),
+    ple_layer_ids: Sequence[int] = (2,),
     conditional: bool = False,
     max_file_bytes: int = 1 << 40,
     scale_dtype: torch.dtype = torch.bfloat16,
@@ -100,7 +100,7 @@ def make_model(
             that dtype, else bf16.
         seed: equal seeds give equal weights, whatever the other options.
         num_shards: tensors each table is cut into.
-        ple_layers: one-based decoder layers with a table, none of them a multiple of four (those
+        ple_layer_ids: one-based decoder layers with a table, none of them a multiple of four (those
             are attention layers).
         conditional: save the image-and-text class, whose text tensors lie under
             `model.language_model.`, instead of the text-only one.
@@ -112,8 +112,8 @@ def make_model(
     text_config = Qwen4ExpTextConfig(
         **{
             **TEXT_CONFIG,
-            "num_hidden_layers": -(-max(ple_layers) // 4) * 4,
-            "ple_layer_ids": list(ple_layers),
+            "num_hidden_layers": -(-max(ple_layer_ids) // 4) * 4,
+            "ple_layer_ids": list(ple_layer_ids),
             "split_ngram_parts": num_shards,
             **config,
         }
@@ -216,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--codec", choices=CODEC_NAMES, default="bf16")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num-shards", type=int, default=12)
-    parser.add_argument("--ple-layers", type=int, nargs="+", default=[2], help="one-based")
+    parser.add_argument("--ple-layer-ids", type=int, nargs="+", default=[2], help="one-based")
     parser.add_argument("--conditional", action="store_true", help="the image-and-text class")
     parser.add_argument("--max-file-bytes", type=int, default=1 << 40)
     parser.add_argument("--ngram-vocab-size-base", type=int, default=1100, help="rows a head")

@@ -22,7 +22,7 @@ T& word(std::uintptr_t address) {
     return *reinterpret_cast<T*>(address);
 }
 
-// What the service needs of one layer's table.
+// What the service needs of one table.
 struct StoreArguments {
     NgramHasher hasher;
     std::int64_t num_rows;

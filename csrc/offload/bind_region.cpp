@@ -38,7 +38,7 @@ void bind_fields(nb::module_& m) {
     const std::pair<const char*, std::size_t> values[] = {
         {"MAGIC", kMagic},
         {"VERSION", kVersion},
-        {"MAX_LAYERS", kMaxLayers},
+        {"MAX_TABLES", kMaxTables},
         {"LINE", kLine},
         {"PARTS", kParts},
         {"NUM_PHASES", state_of(1, Phase::idle)},
@@ -153,8 +153,8 @@ nb::object write_inputs(EngineView& self, std::uint64_t number, std::int64_t voc
     return nb::make_tuple(wrong->is_history ? "history" : "token_ids", wrong->index);
 }
 
-nb::tuple answer_of(const EngineView& self, const SlotPlaces& slot, std::size_t layer) {
-    const Answer& answer = self.answer(slot, layer);
+nb::tuple answer_of(const EngineView& self, const SlotPlaces& slot, std::size_t table_index) {
+    const Answer& answer = self.answer(slot, table_index);
     return nb::make_tuple(load_acquire(answer.number), failure_of(load_acquire(answer.failure)),
                           static_cast<std::uint32_t>(load_acquire(answer.error)),
                           load_acquire(answer.file),

@@ -79,24 +79,26 @@ void EngineView::request_slot(const SlotPlaces& slot, std::uint64_t number,
     mark_requested(header(slot).states, number);
 }
 
-bool EngineView::wait_ready(const SlotPlaces& slot, std::size_t layer, double timeout_s) const {
-    const std::uint32_t& flag = answer(slot, layer).ready;
+bool EngineView::wait_ready(const SlotPlaces& slot, std::size_t table_index,
+                            double timeout_s) const {
+    const std::uint32_t& flag = answer(slot, table_index).ready;
     return wait_until(timeout_s, [&] { return load_acquire(flag) != 0; });
 }
 
 void EngineView::free_slot(const SlotPlaces& slot, std::uint64_t number) {
-    for (std::size_t layer = 0; layer < num_layers_; ++layer) clear_ready(slot, layer);
+    for (std::size_t table_index = 0; table_index < num_tables_; ++table_index)
+        clear_ready(slot, table_index);
     release(slot, number);
 }
 
-std::uint64_t& EngineView::state(const StatePlaces& places, std::size_t layer) const {
-    if (layer >= num_layers_) throw std::out_of_range("layer");
-    return at_place<std::uint64_t>(base_, places.states)[layer];
+std::uint64_t& EngineView::state(const StatePlaces& places, std::size_t table_index) const {
+    if (table_index >= num_tables_) throw std::out_of_range("table_index");
+    return at_place<std::uint64_t>(base_, places.states)[table_index];
 }
 
 void EngineView::mark_requested(std::uint64_t* states, std::uint64_t number) noexcept {
-    for (std::size_t layer = 0; layer < num_layers_; ++layer) {
-        store_release(states[layer], state_of(number, Phase::requested));
+    for (std::size_t table_index = 0; table_index < num_tables_; ++table_index) {
+        store_release(states[table_index], state_of(number, Phase::requested));
     }
 }
 

@@ -15,7 +15,7 @@ namespace gramary::offload {
 class EngineView {
  public:
     EngineView(std::uintptr_t base, const RegionLayout& layout)
-        : base_(base), num_layers_(layout.num_layers()), region_(layout.at(base)) {}
+        : base_(base), num_tables_(layout.num_tables()), region_(layout.at(base)) {}
 
     // Host lane.
 
@@ -24,7 +24,7 @@ class EngineView {
         bool is_history;
         std::int64_t index;
     };
-    // Copies a request's inputs and marks each layer as requested, unless a token is wrong. The
+    // Copies a request's inputs and marks each table as requested, unless a token is wrong. The
     // history of a request without tokens may hold anything. Throws std::invalid_argument for a
     // batch that does not fit.
     std::optional<WrongToken> write_inputs(std::uint64_t number, const FlatBatch& batch,
@@ -40,7 +40,7 @@ class EngineView {
 
     // Stream lane.
 
-    // Marks each layer of a request as requested, whose ids are in place.
+    // Marks each table of a request as requested, whose ids are in place.
     void request_slot(const SlotPlaces& slot, std::uint64_t number, std::int64_t num_tokens);
     // Writes a complete request's number: the doorbell.
     void ring_slot(const SlotPlaces& slot, std::uint64_t number) noexcept {
@@ -58,45 +58,46 @@ class EngineView {
     bool was_asked(const InputPlaces&, std::uint64_t number) const noexcept {
         return number > 0 && number <= announced();
     }
-    // Gives a layer up; false where its answer was published first.
-    bool abandon(const StatePlaces& places, std::uint64_t number, std::size_t layer) {
-        return swap_state(state(places, layer), state_of(number, Phase::requested),
+    // Gives a table up; false where its answer was published first.
+    bool abandon(const StatePlaces& places, std::uint64_t number, std::size_t table_index) {
+        return swap_state(state(places, table_index), state_of(number, Phase::requested),
                           state_of(number, Phase::abandoned));
     }
-    bool is_in(const StatePlaces& places, std::uint64_t number, std::size_t layer,
+    bool is_in(const StatePlaces& places, std::uint64_t number, std::size_t table_index,
                Phase phase) const {
-        return load_acquire(state(places, layer)) == state_of(number, phase);
+        return load_acquire(state(places, table_index)) == state_of(number, phase);
     }
-    bool is_settled(const StatePlaces& places, std::uint64_t number, std::size_t layer) const {
-        return is_in(places, number, layer, Phase::published) ||
-               is_in(places, number, layer, Phase::failed) ||
-               is_in(places, number, layer, Phase::abandoned);
+    bool is_settled(const StatePlaces& places, std::uint64_t number,
+                    std::size_t table_index) const {
+        return is_in(places, number, table_index, Phase::published) ||
+               is_in(places, number, table_index, Phase::failed) ||
+               is_in(places, number, table_index, Phase::abandoned);
     }
 
     // Answers and slots.
 
-    std::uintptr_t ids_address(const SlotPlaces& slot, std::size_t layer) const {
-        return base_ + slot.ids.at(layer);
+    std::uintptr_t ids_address(const SlotPlaces& slot, std::size_t table_index) const {
+        return base_ + slot.ids.at(table_index);
     }
-    std::uintptr_t rows_address(const SlotPlaces& slot, std::size_t layer) const {
-        return base_ + slot.rows.at(layer);
+    std::uintptr_t rows_address(const SlotPlaces& slot, std::size_t table_index) const {
+        return base_ + slot.rows.at(table_index);
     }
 
-    bool wait_ready(const SlotPlaces& slot, std::size_t layer, double timeout_s) const;
-    // Ends a layer's progress and raises its flag; for whoever gave the request up.
-    void raise_ready(const SlotPlaces& slot, std::size_t layer, std::uint64_t number) {
-        raise_to(answer(slot, layer).progress, progress_of(number, kParts));
-        store_release(answer(slot, layer).ready, std::uint32_t{1});
+    bool wait_ready(const SlotPlaces& slot, std::size_t table_index, double timeout_s) const;
+    // Ends a table's progress and raises its flag; for whoever gave the request up.
+    void raise_ready(const SlotPlaces& slot, std::size_t table_index, std::uint64_t number) {
+        raise_to(answer(slot, table_index).progress, progress_of(number, kParts));
+        store_release(answer(slot, table_index).ready, std::uint32_t{1});
     }
-    void clear_ready(const SlotPlaces& slot, std::size_t layer) {
-        store_release(answer(slot, layer).ready, std::uint32_t{0});
+    void clear_ready(const SlotPlaces& slot, std::size_t table_index) {
+        store_release(answer(slot, table_index).ready, std::uint32_t{0});
     }
-    Answer& answer(const SlotPlaces& slot, std::size_t layer) const {
-        return *at_place<Answer>(base_, slot.answers.at(layer));
+    Answer& answer(const SlotPlaces& slot, std::size_t table_index) const {
+        return *at_place<Answer>(base_, slot.answers.at(table_index));
     }
-    // Whether a layer's answer is this request's and says that its rows are there.
-    bool has_rows(const SlotPlaces& slot, std::size_t layer, std::uint64_t number) const {
-        const Answer& told = answer(slot, layer);
+    // Whether a table's answer is this request's and says that its rows are there.
+    bool has_rows(const SlotPlaces& slot, std::size_t table_index, std::uint64_t number) const {
+        const Answer& told = answer(slot, table_index);
         return load_acquire(told.number) == number &&
                told.failure == static_cast<std::int32_t>(Failure::none);
     }
@@ -107,7 +108,7 @@ class EngineView {
     void release(const SlotPlaces& slot, std::uint64_t number) noexcept {
         store_release(header(slot).released, number);
     }
-    // Lowers every layer's flag, then releases; doing it again changes nothing.
+    // Lowers every table's flag, then releases; doing it again changes nothing.
     void free_slot(const SlotPlaces& slot, std::uint64_t number);
     std::uint64_t done(const SlotPlaces& slot) const noexcept {
         return load_acquire(header(slot).done);
@@ -130,12 +131,12 @@ class EngineView {
     SlotHeader& header(const SlotPlaces& slot) const noexcept {
         return *at_place<SlotHeader>(base_, slot.header);
     }
-    // Throws std::out_of_range for a layer that there is not.
-    std::uint64_t& state(const StatePlaces& places, std::size_t layer) const;
+    // Throws std::out_of_range for a table that there is not.
+    std::uint64_t& state(const StatePlaces& places, std::size_t table_index) const;
     void mark_requested(std::uint64_t* states, std::uint64_t number) noexcept;
 
     std::uintptr_t base_;
-    std::size_t num_layers_;
+    std::size_t num_tables_;
     Region region_;
 };
 

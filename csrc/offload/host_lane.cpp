@@ -35,13 +35,13 @@ void HostLane::answer(std::uint64_t number, Slot& slot, const Input& input) {
     store_release(claim, state_of(number, Phase::idle));
     slot.header->number = number;
     slot.header->num_tokens = inputs_.num_tokens();
-    for (std::size_t layer = 0; layer < tenant_.stores.size(); ++layer) {
-        const LaneWork::Task task{slot, layer, number, input.header->states[layer]};
+    for (std::size_t table_index = 0; table_index < tenant_.stores.size(); ++table_index) {
+        const LaneWork::Task task{slot, table_index, number, input.header->states[table_index]};
         if (!work_.is_wanted(task)) continue;
         if (wrong) {
             work_.refuse(task, *wrong);
         } else {
-            answer_layer(task);
+            answer_table(task);
         }
     }
 }
@@ -51,9 +51,9 @@ std::optional<StoreFailure> HostLane::take_inputs(const Input& input) {
     return StoreFailure{Failure::inputs};
 }
 
-void HostLane::answer_layer(const LaneWork::Task& task) {
-    const LayerStore& store = tenant_.stores[task.layer];
-    std::int64_t* const ids = task.slot.layers[task.layer].ids;
+void HostLane::answer_table(const LaneWork::Task& task) {
+    const LayerStore& store = tenant_.stores[task.table_index];
+    std::int64_t* const ids = task.slot.tables[task.table_index].ids;
     const std::int64_t begin_ns = TraceLog::now_ns();
     const auto failure =
         guarded([&] { return store.hash(inputs_.batch(store.history_length()), ids, pool_); });

@@ -26,7 +26,7 @@ class HostLane {
     void answer(std::uint64_t number, Slot& slot, const Input& input);
     // Takes a copy of the inputs; what is wrong with them, if anything is.
     std::optional<StoreFailure> take_inputs(const Input& input);
-    void answer_layer(const LaneWork::Task& task);
+    void answer_table(const LaneWork::Task& task);
 
     Tenant& tenant_;
     Pool& pool_;

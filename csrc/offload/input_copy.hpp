@@ -18,8 +18,8 @@ class InputCopy {
     bool take(const Region& region, const Input& input);
 
     std::int64_t num_tokens() const noexcept { return num_tokens_; }
-    // The batch as a layer hashes it that looks `width` tokens back: the inputs carry the widest
-    // layer's history, whose newest columns are this one's. Valid until the next call.
+    // The batch as a table hashes it that looks `width` tokens back: the inputs carry the widest
+    // table's history, whose newest columns are this one's. Valid until the next call.
     FlatBatch batch(std::int64_t width);
 
  private:

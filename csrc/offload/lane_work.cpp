@@ -15,7 +15,7 @@ constexpr std::int64_t kDiskRowsALook = std::int64_t{1} << 18;
 
 void LaneWork::gather_and_answer(const Task& task, std::int64_t count, bool tells_parts,
                                  std::int64_t begin_ns) {
-    const LayerStore& store = tenant_.stores[task.layer];
+    const LayerStore& store = tenant_.stores[task.table_index];
     bool is_whole = true;
     const auto failure = guarded(
         [&] { return gather_parts(task, count, tells_parts && !store.has_disk_rows(), is_whole); });
@@ -31,7 +31,7 @@ std::optional<StoreFailure> LaneWork::gather_parts(const Task& task, std::int64_
         const auto failure =
             gather(task, count * part / parts, count * (part + 1) / parts, is_whole);
         if (failure || !is_whole) return failure;
-        scribe_.progressed(task.slot, task.layer, task.number,
+        scribe_.progressed(task.slot, task.table_index, task.number,
                            static_cast<std::uint64_t>(part + 1));
     }
     return std::nullopt;
@@ -39,8 +39,8 @@ std::optional<StoreFailure> LaneWork::gather_parts(const Task& task, std::int64_
 
 std::optional<StoreFailure> LaneWork::gather(const Task& task, std::int64_t begin, std::int64_t end,
                                              bool& is_whole) {
-    const LayerStore& store = tenant_.stores[task.layer];
-    const Slot::Layer& parts = task.slot.layers[task.layer];
+    const LayerStore& store = tenant_.stores[task.table_index];
+    const Slot::Table& parts = task.slot.tables[task.table_index];
     const std::int64_t step = store.has_disk_rows() ? kDiskRowsALook : kRowsALook;
     for (std::int64_t first = begin; first < end; first += step) {
         is_whole = is_wanted(task);

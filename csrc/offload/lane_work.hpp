@@ -10,7 +10,7 @@
 
 namespace gramary::offload {
 
-// What one lane does for one layer of one request; used by one thread.
+// What one lane does for one table of one request; used by one thread.
 //
 // It looks between pieces whether anybody still waits, so that a request given up costs the others
 // who are served a millisecond, and not a prompt.
@@ -21,10 +21,10 @@ class LaneWork {
     LaneWork(const LaneWork&) = delete;
     LaneWork& operator=(const LaneWork&) = delete;
 
-    // A layer's request: where its answer goes, and the word that says whether it is wanted.
+    // A table's request: where its answer goes, and the word that says whether it is wanted.
     struct Task {
         const Slot& slot;
-        std::size_t layer;
+        std::size_t table_index;
         std::uint64_t number;
         std::uint64_t& state;
     };
@@ -37,7 +37,7 @@ class LaneWork {
     // Writes the rows of the first `count` ids of the slot behind them and answers. Progress is
     // told by part where tells_parts and the rows lie in memory; those on disk are read for the
     // whole batch at once: each block once, the queue full.
-    // begin_ns: since when the layer is worked on.
+    // begin_ns: since when the table is worked on.
     void gather_and_answer(const Task& task, std::int64_t count, bool tells_parts,
                            std::int64_t begin_ns);
 
@@ -51,7 +51,7 @@ class LaneWork {
     std::optional<StoreFailure> gather_parts(const Task& task, std::int64_t count, bool tells_parts,
                                              bool& is_whole);
     void publish(const Task& task, const std::optional<StoreFailure>& failure) {
-        scribe_.publish(task.slot, task.layer, task.number, task.state, failure);
+        scribe_.publish(task.slot, task.table_index, task.number, task.state, failure);
     }
 
     Tenant& tenant_;

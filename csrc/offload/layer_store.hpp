@@ -15,7 +15,7 @@
 
 namespace gramary::offload {
 
-// Why a layer's rows could not be had.
+// Why a table's rows could not be had.
 struct StoreFailure {
     Failure what;
     std::int32_t error = 0;
@@ -41,7 +41,7 @@ struct GatherScratch {
     }
 };
 
-// The rows of one layer's table that the service can reach: a host extent, a disk extent.
+// The rows of one table that the service can reach: a host extent, a disk extent.
 //
 // Rows elsewhere (device extents, foreign shards, id -1) are zero in the result; the consumer knows
 // those of device extents by their ids. Holds no rows itself; thread-safe.

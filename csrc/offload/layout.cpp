@@ -37,7 +37,7 @@ void require_sizes(const RegionShape& shape) {
     bool is_right = shape.max_tokens > 0 && shape.max_requests > 0 && shape.history_length > 0 &&
                     shape.num_host_slots > 0 && shape.num_stream_slots >= 0 &&
                     shape.num_inputs > 0 && !shape.num_heads.empty() &&
-                    shape.num_heads.size() <= kMaxLayers &&
+                    shape.num_heads.size() <= kMaxTables &&
                     shape.num_heads.size() == shape.row_bytes.size();
     for (const std::int64_t heads : shape.num_heads) is_right &= heads > 0;
     for (const std::int64_t bytes : shape.row_bytes) is_right &= bytes > 0;
@@ -79,7 +79,7 @@ std::vector<Slot> slots_at(std::uintptr_t base, const std::vector<SlotPlaces>& p
     for (const SlotPlaces& place : places) {
         Slot slot{at_place<SlotHeader>(base, place.header), {}};
         for (std::size_t i = 0; i < place.answers.size(); ++i) {
-            slot.layers.push_back({at_place<Answer>(base, place.answers[i]),
+            slot.tables.push_back({at_place<Answer>(base, place.answers[i]),
                                    at_place<std::int64_t>(base, place.ids[i]),
                                    at_place<std::uint8_t>(base, place.rows[i])});
         }
@@ -127,14 +127,14 @@ void RegionLayout::write_header(std::uintptr_t base) const {
     auto& header = *at_place<RegionHeader>(base, 0);
     header.magic = kMagic;
     header.version = kVersion;
-    header.num_layers = static_cast<std::uint32_t>(num_layers());
+    header.num_tables = static_cast<std::uint32_t>(num_tables());
     header.region_bytes = num_bytes;
 }
 
 bool RegionLayout::has_header(std::uintptr_t base) const {
     const auto& header = *at_place<RegionHeader>(base, 0);
     return header.magic == kMagic && header.version == kVersion &&
-           header.num_layers == num_layers() && header.region_bytes == num_bytes;
+           header.num_tables == num_tables() && header.region_bytes == num_bytes;
 }
 
 }  // namespace gramary::offload

@@ -10,9 +10,9 @@ namespace gramary::offload {
 struct RegionShape {
     std::int64_t max_tokens;
     std::int64_t max_requests;
-    std::int64_t history_length;          // the widest layer's ngram_size - 1
-    std::vector<std::int64_t> num_heads;  // of each layer
-    std::vector<std::int64_t> row_bytes;  // of each layer's encoded rows
+    std::int64_t history_length;          // the widest table's ngram_size - 1
+    std::vector<std::int64_t> num_heads;  // of each table
+    std::vector<std::int64_t> row_bytes;  // of each table's encoded rows
     std::int64_t num_host_slots;
     std::int64_t num_stream_slots;
     std::int64_t num_inputs;
@@ -23,11 +23,11 @@ struct RegionShape {
 // What is settled by swap lies with a request's ids (stream lane) or inputs (host lane).
 struct StatePlaces {
     std::uint64_t header;
-    std::uint64_t states;  // a word for each layer
+    std::uint64_t states;  // a word for each table
 };
 
 struct SlotPlaces : StatePlaces {
-    std::vector<std::uint64_t> answers;  // of each layer
+    std::vector<std::uint64_t> answers;  // of each table
     std::vector<std::uint64_t> ids;
     std::vector<std::uint64_t> rows;
 };
@@ -50,7 +50,7 @@ struct RegionLayout {
     void write_header(std::uintptr_t base) const;
     bool has_header(std::uintptr_t base) const;
 
-    std::size_t num_layers() const noexcept { return shape.num_heads.size(); }
+    std::size_t num_tables() const noexcept { return shape.num_heads.size(); }
 
     RegionShape shape;
     std::vector<SlotPlaces> host_slots;

@@ -8,7 +8,7 @@ namespace gramary::offload {
 
 // Where the parts of one slot lie.
 struct Slot {
-    struct Layer {
+    struct Table {
         Answer* answer;
         // [max_tokens * heads]; written by the requester (stream lane) or the service (host lane).
         std::int64_t* ids;
@@ -16,7 +16,7 @@ struct Slot {
     };
 
     SlotHeader* header;
-    std::vector<Layer> layers;
+    std::vector<Table> tables;
 };
 
 // Where one entry of host-lane inputs lies.

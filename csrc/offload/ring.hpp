@@ -16,7 +16,7 @@ namespace gramary::offload {
 // number or an id out once, checks what it took and uses only that; what it must remember it keeps
 // in memory of its own. Rows are bytes, whatever they say.
 //
-// One request's life, per layer:
+// One request's life, per table:
 //   requester   writes inputs or ids, then state = requested(n) (host lane: then claim, likewise),
 //               then the number: the slot's own (stream lane) or host_number. The number is the
 //               doorbell; whoever reads it finds its request complete
@@ -27,7 +27,7 @@ namespace gramary::offload {
 //   watchdog    gives up by state: requested(n) -> abandoned(n), then ready, likewise only once
 //               the slot's previous request was released
 //   consumer    waits for ready, clears it, compares the state with published(n), takes the rows,
-//               then (behind the last layer) writes released = n; a consumer that copies rows
+//               then (behind the last table) writes released = n; a consumer that copies rows
 //               first may do so part by part behind `progress`, and judges them by the state
 // Whoever wins the swap raises `progress` to its end, then `ready`, so that ready is raised once a
 // request, and an answer that comes after its request was given up wakes nobody. Progress carries
@@ -68,13 +68,13 @@ constexpr std::uint32_t progress_of(std::uint64_t number, std::uint64_t part) no
 
 enum class ServiceState : std::uint32_t { starting = 0, running = 1, stopped = 2 };
 
-inline constexpr std::size_t kMaxLayers = 8;
+inline constexpr std::size_t kMaxTables = 8;
 
 struct alignas(kLine) RegionHeader {
     // Written once, before the service starts.
     std::uint64_t magic;
     std::uint32_t version;
-    std::uint32_t num_layers;
+    std::uint32_t num_tables;
     std::uint64_t region_bytes;
     // Written by the engine.
     alignas(kLine) std::uint64_t host_number;  // newest request of the host lane
@@ -118,12 +118,12 @@ constexpr Failure failure_of(std::int64_t word) noexcept {
                : Failure::unknown;
 }
 
-// One layer's answer in a slot, written by the service.
+// One table's answer in a slot, written by the service.
 struct alignas(kLine) Answer {
     std::uint64_t number;  // the request answered, well or not
     std::int32_t failure;  // Failure; the rest says more
     std::int32_t error;    // errno, 0 for a short read
-    std::int32_t file;     // index into the layer's files, -1: none
+    std::int32_t file;     // index into the table's files, -1: none
     // progress_of(number, part): the rows' first `part` eighths are in place.
     std::uint32_t progress;
     std::int64_t offset;  // byte of the file, or index of the wrong token or id
@@ -137,10 +137,10 @@ struct alignas(kLine) SlotHeader {
     std::int64_t num_tokens;
     // Written by the consumer.
     alignas(kLine) std::uint64_t released;
-    // Written by the service behind the last layer.
+    // Written by the service behind the last table.
     alignas(kLine) std::uint64_t done;
-    // Settled by swap, a layer each (stream lane).
-    alignas(kLine) std::uint64_t states[kMaxLayers];
+    // Settled by swap, a table each (stream lane).
+    alignas(kLine) std::uint64_t states[kMaxTables];
 };
 
 // One host-lane request's inputs; tokens, history and starts follow at their own places.
@@ -151,8 +151,8 @@ struct alignas(kLine) InputHeader {
     std::int64_t has_history;
     // Settled by swap: whose the inputs are.
     alignas(kLine) std::uint64_t claim;
-    // Settled by swap, a layer each.
-    alignas(kLine) std::uint64_t states[kMaxLayers];
+    // Settled by swap, a table each.
+    alignas(kLine) std::uint64_t states[kMaxTables];
 };
 
 static_assert(sizeof(RegionHeader) == 5 * kLine);

@@ -28,12 +28,12 @@ void Scribe::waited(std::uint64_t number, std::int64_t begin_ns) {
     keep(TraceLog::Kind::wait_previous_request, number, begin_ns, end_ns);
 }
 
-void Scribe::publish(const Slot& slot, std::size_t layer, std::uint64_t number,
+void Scribe::publish(const Slot& slot, std::size_t table_index, std::uint64_t number,
                      std::uint64_t& state, const std::optional<StoreFailure>& failure) {
     const auto scripted = script_.suffer(tenant_);
     const auto& outcome = failure ? failure : scripted;
     const std::int64_t begin_ns = trace_.enabled() ? TraceLog::now_ns() : 0;
-    Answer& answer = *slot.layers[layer].answer;
+    Answer& answer = *slot.tables[table_index].answer;
     const StoreFailure told = outcome.value_or(StoreFailure{Failure::none});
     answer.failure = static_cast<std::int32_t>(told.what);
     answer.error = told.error;
@@ -43,7 +43,7 @@ void Scribe::publish(const Slot& slot, std::size_t layer, std::uint64_t number,
     if (outcome) count(Counter::failures, 1);
     const Phase settled = outcome ? Phase::failed : Phase::published;
     if (swap_state(state, state_of(number, Phase::requested), state_of(number, settled))) {
-        progressed(slot, layer, number, kParts);
+        progressed(slot, table_index, number, kParts);
         store_release(answer.ready, std::uint32_t{1});
     } else {
         count(Counter::late_answers, 1);

@@ -18,25 +18,25 @@ class Scribe {
         add(tenant_.region.header->counters[static_cast<std::size_t>(counter)], amount);
     }
 
-    // Counts rows of a layer, and where they came from.
+    // Counts rows of a table, and where they came from.
     void count_rows(const LayerStore& store, std::int64_t num_rows,
                     const GatheredRows& gathered) noexcept;
 
-    // Counts the time from begin_ns until now, in which a layer was gathered, and keeps the span.
+    // Counts the time from begin_ns until now, in which a table was gathered, and keeps the span.
     void gathered(const LayerStore& store, std::uint64_t number, std::int64_t begin_ns);
 
     // Counts the time from begin_ns until now, in which a request's slot was not free.
     void waited(std::uint64_t number, std::int64_t begin_ns);
 
     // The first `part` eighths of a request's rows are in place.
-    void progressed(const Slot& slot, std::size_t layer, std::uint64_t number,
+    void progressed(const Slot& slot, std::size_t table_index, std::uint64_t number,
                     std::uint64_t part) noexcept {
-        raise_to(slot.layers[layer].answer->progress, progress_of(number, part));
+        raise_to(slot.tables[table_index].answer->progress, progress_of(number, part));
     }
 
-    // Answers a layer of a request, well or with a failure, unless it was given up meanwhile.
-    void publish(const Slot& slot, std::size_t layer, std::uint64_t number, std::uint64_t& state,
-                 const std::optional<StoreFailure>& failure);
+    // Answers a table of a request, well or with a failure, unless it was given up meanwhile.
+    void publish(const Slot& slot, std::size_t table_index, std::uint64_t number,
+                 std::uint64_t& state, const std::optional<StoreFailure>& failure);
 
  private:
     void keep(TraceLog::Kind kind, std::uint64_t number, std::int64_t begin_ns,

@@ -12,13 +12,13 @@ namespace gramary::offload {
 
 // What a test tells the service to suffer: random delays, failures, answers held back.
 //
-// Empty, it costs one relaxed load a layer of a request.
+// Empty, it costs one relaxed load a table of a request.
 class ServiceScript {
  public:
     struct Rules {
         std::int64_t min_delay_us = 0;
         std::int64_t max_delay_us = 0;
-        std::int64_t fail_every = 0;  // the n-th, 2n-th, ... layer answered fails; 0: none
+        std::int64_t fail_every = 0;  // the n-th, 2n-th, ... table answered fails; 0: none
         std::uint64_t seed = 0;
     };
 
@@ -26,7 +26,7 @@ class ServiceScript {
     // Held, the service keeps every answer back until it is let go or its tenant is to leave.
     void hold(bool held) noexcept { held_.store(held); }
 
-    // Called before a layer's answer; sleeps, waits, and may give a failure.
+    // Called before a table's answer; sleeps, waits, and may give a failure.
     std::optional<StoreFailure> suffer(const Tenant& tenant);
 
  private:

@@ -20,9 +20,9 @@ bool StreamLane::serve() {
 void StreamLane::answer(Slot& slot, std::uint64_t number) {
     const std::int64_t written = load_acquire(slot.header->num_tokens);
     const std::int64_t num_tokens = std::clamp<std::int64_t>(written, 0, tenant_.region.max_tokens);
-    for (std::size_t layer = 0; layer < tenant_.stores.size(); ++layer) {
-        const LaneWork::Task task{slot, layer, number, slot.header->states[layer]};
-        const std::int64_t count = num_tokens * tenant_.stores[layer].num_heads();
+    for (std::size_t table_index = 0; table_index < tenant_.stores.size(); ++table_index) {
+        const LaneWork::Task task{slot, table_index, number, slot.header->states[table_index]};
+        const std::int64_t count = num_tokens * tenant_.stores[table_index].num_heads();
         // A requester whose earlier request was given up may write anew meanwhile.
         work_.gather_and_answer(task, count, false, TraceLog::now_ns());
     }

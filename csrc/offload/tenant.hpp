@@ -11,7 +11,7 @@
 
 namespace gramary::offload {
 
-// One engine that a service serves: its region, and its layers' rows.
+// One engine that a service serves: its region, and its tables' rows.
 //
 // Both lanes look at it until it is asked to leave, by the service's owner or by the region's stop
 // word. The lane that leaves last says so in the region; then the tenant has left, and nothing of

@@ -4,7 +4,7 @@ A stage runs the decoder layers start_layer to end_layer-1, counted from 0. Only
 PLE layer opens its table, and makes a connector; the others need neither.
 
     owned = ple_layers_of_stage(config, start_layer, end_layer)
-    tables = [Table.open(path, layer=layer) for layer in owned]
+    tables = [Table.open(path, table_index=index) for index in owned]
     connector = Connector(tables, max_tokens=max_tokens) if tables else None
 """
 
@@ -19,7 +19,7 @@ from gramary.model.hashing import ple_layer_ids
 
 
 def ple_layers_of_stage(config: object, start_layer: int, end_layer: int) -> tuple[int, ...]:
-    """Returns the PLE layers that a pipeline stage owns, as dense indices in layer order.
+    """Returns the `table_index` of each PLE layer that a pipeline stage owns, in layer order.
 
     Args:
         config: as for `HashSpec.from_config`.
@@ -27,8 +27,8 @@ def ple_layers_of_stage(config: object, start_layer: int, end_layer: int) -> tup
         end_layer: one past its last; equal to start_layer for a stage without layers.
 
     Returns:
-        Values for `Table.open(layer=...)` and `HashSpec.from_config(ple_index=...)`; empty where
-        the stage needs no table.
+        Values of `table_index` for `Table.open` and `HashSpec.from_config`; empty where the stage
+        needs no table.
 
     Raises:
         ArgumentError: the layers are not a range of the model's.
@@ -39,16 +39,16 @@ def ple_layers_of_stage(config: object, start_layer: int, end_layer: int) -> tup
     start_layer, end_layer = _checked_range("start_layer, end_layer", bounds, num_layers)
     # `ple_layer_ids` counts decoder layers from 1.
     return tuple(
-        ple_index
-        for ple_index, layer_id in enumerate(ple_layer_ids(config))
-        if start_layer <= layer_id - 1 < end_layer
+        table_index
+        for table_index, one_based in enumerate(ple_layer_ids(config))
+        if start_layer <= one_based - 1 < end_layer
     )
 
 
 def stages_of_ple_layers(
     config: object, layer_ranges: Sequence[tuple[int, int]]
 ) -> tuple[int, ...]:
-    """Returns the pipeline stage that owns each PLE layer, by the layer's dense index.
+    """Returns the pipeline stage that owns each PLE layer, by `table_index`.
 
     Args:
         config: as for `HashSpec.from_config`.
@@ -81,7 +81,7 @@ def stages_of_ple_layers(
             f"layer_ranges: expected all {num_layers} layers (num_hidden_layers), got the first "
             f"{next_layer}"
         )
-    return tuple(owners[ple_index] for ple_index in sorted(owners))
+    return tuple(owners[table_index] for table_index in sorted(owners))
 
 
 def _checked_range(name: str, bounds: Sequence[int], num_layers: int) -> tuple[int, int]:

@@ -72,7 +72,7 @@ class Table(Closing):
         *,
         placement: str = "host",
         device: str | torch.device | None = None,
-        layer: int | None = None,
+        table_index: int | None = None,
         kv_bytes: int = 0,
         shard: tuple[int, int] = (0, 1),
         shard_by: str = "rows",
@@ -90,7 +90,7 @@ class Table(Closing):
             placement: where rows go, in the grammar of `plan_placement`; sizes are per rank.
             device: where results lie; None is the CPU, or the current CUDA device if a tier is
                 `device`.
-            layer: dense index among the PLE layers; needed where there are several.
+            table_index: dense index among the PLE layers; needed where there are several.
             kv_bytes: device bytes that `device=auto` leaves free for caches.
             shard: (rank, number of ranks): the part of the table to hold.
             shard_by: "rows" or "heads", see `plan_placement`.
@@ -107,7 +107,7 @@ class Table(Closing):
             ArgumentError: an argument is out of its range.
         """
         with calls_without_object.using():
-            source = open_source(path, layer)
+            source = open_source(path, table_index)
             options: dict[str, Any] = {
                 "placement": placement,
                 "device": device,
@@ -117,7 +117,7 @@ class Table(Closing):
                 "share": share,
                 "settings": settings,
             }
-            recipe = OpenRecipe(os.path.abspath(path), layer, source.model_id, options)
+            recipe = OpenRecipe(os.path.abspath(path), table_index, source.model_id, options)
             return cls._open_by(recipe, source, progress)
 
     @classmethod

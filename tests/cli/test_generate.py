@@ -18,7 +18,7 @@ from gramary.integrations.table_embedding import TableEmbedding
 @pytest.fixture
 def run(make_checkpoint: Any) -> Callable[..., int]:
     """Runs `gramary generate` on a small model and returns the exit code."""
-    folder = make_checkpoint(codec="fp8", ple_layers=(1, 3))
+    folder = make_checkpoint(codec="fp8", ple_layer_ids=(1, 3))
 
     def run_with(*words: str, model: Path | str = folder) -> int:
         with pytest.raises(SystemExit) as left:

@@ -133,8 +133,8 @@ def test_kind_24_a_folder_without_a_file_is_named_by_the_doctor(
 @pytest.mark.parametrize("number", NUMBERS, ids=range(len(NUMBERS)))
 @pytest.mark.parametrize(("command", "option"), [
     (("plan", MODEL, "--placement", "disk"), "--kv-gib"),
-    (("plan", MODEL, "--placement", "disk"), "--layer"),
-    (("pack", MODEL, "out.pack"), "--layer"),
+    (("plan", MODEL, "--placement", "disk"), "--table-index"),
+    (("pack", MODEL, "out.pack"), "--table-index"),
     ((*GENERATE, "x"), "--max-new-tokens"),
     ((*GENERATE, "x"), "--prefill-chunk-size"),
     ((*GENERATE, "x"), "--temperature"),
@@ -145,7 +145,7 @@ def test_kind_24_a_number_that_means_nothing(
 ) -> None:
     if (option, number) in (("--seed", "-1"), ("--temperature", "18446744073709551616")):
         pytest.skip("it means something there")
-    assert option in refuse(*command, f"{option}={number}") or option == "--layer"
+    assert option in refuse(*command, f"{option}={number}") or option == "--table-index"
 
 
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
@@ -236,8 +236,8 @@ def test_kind_24_words_in_any_order_are_refused_in_words(refuse: Callable[..., s
     values = [*NO_PATHS, *NUMBERS, *NAMES, MODEL, PACK, "disk", "0/1", "1"]
     options = {
         "inspect": ["--json"],
-        "plan": ["--placement", "--device", "--kv-gib", "--shard", "--shard-by", "--layer"],
-        "pack": ["--codec", "--layer"],
+        "plan": ["--placement", "--device", "--kv-gib", "--shard", "--shard-by", "--table-index"],
+        "pack": ["--codec", "--table-index"],
         "verify": ["--against"],
     }
     for _ in range(150):

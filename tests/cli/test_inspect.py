@@ -23,7 +23,7 @@ def test_the_report_names_geometry_codec_files_and_scale(make_checkpoint, capsys
     assert (code, err) == (0, "")
     text = " ".join(out.split())
     for expected in (
-        "n-gram table 0, decoder layer 2",
+        "n-gram table 0, decoder layer 1",
         "rows 18,688, of which 18,",
         "16 (8 for each of the n-grams 2 to 3)",
         "row 32 values in 32 bytes",
@@ -59,12 +59,12 @@ def test_json_says_the_same_and_parses_strictly(checkpoint, capsys):
 
 
 def test_every_table_of_a_model_is_shown(make_checkpoint, capsys):
-    folder = make_checkpoint(codec="nvfp4", ple_layers=(2, 3))
+    folder = make_checkpoint(codec="nvfp4", ple_layer_ids=(2, 3))
     _, out, _ = run(capsys, folder)
-    assert "n-gram table 0, decoder layer 2" in out
-    assert "n-gram table 1, decoder layer 3" in out
+    assert "n-gram table 0, decoder layer 1" in out
+    assert "n-gram table 1, decoder layer 2" in out
     _, out, _ = run(capsys, folder, "--json")
-    assert [table["geometry"]["layer_id"] for table in json.loads(out)["tables"]] == [2, 3]
+    assert [table["geometry"]["decoder_layer"] for table in json.loads(out)["tables"]] == [1, 2]
 
 
 @pytest.mark.behaviour(36)

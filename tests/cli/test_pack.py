@@ -70,7 +70,7 @@ def test_a_spoilt_pack_is_told_by_verify_and_by_loading(make_checkpoint, tmp_pat
 
 
 def test_several_layers_give_a_pack_each(make_checkpoint, tmp_path, capsys) -> None:
-    folder = make_checkpoint(codec="fp8", ple_layers=(1, 3))
+    folder = make_checkpoint(codec="fp8", ple_layer_ids=(1, 3))
     code, text, _ = run(capsys, "pack", folder, tmp_path / "table.pack")
     assert (code, text.count("built")) == (0, 2)
     for index in (0, 1):
@@ -78,8 +78,8 @@ def test_several_layers_give_a_pack_each(make_checkpoint, tmp_path, capsys) -> N
         assert torch.equal(rows_of(pack), rows_of(open_source(folder, index)))
     code, _, errors = run(capsys, "verify", tmp_path / "table-1.pack", "--against", folder)
     assert (code, errors) == (0, "")
-    with pytest.raises(Exception, match="layer: expected 1, the only one"):
+    with pytest.raises(Exception, match="table_index: expected 1, the only one"):
         open_source(tmp_path / "table-1.pack", 0)
-    code, _, errors = run(capsys, "pack", folder, tmp_path / "one.pack", "--layer", "1")
+    code, _, errors = run(capsys, "pack", folder, tmp_path / "one.pack", "--table-index", "1")
     assert code == 0
-    assert open_source(tmp_path / "one.pack").spec.ple_index == 1
+    assert open_source(tmp_path / "one.pack").spec.table_index == 1

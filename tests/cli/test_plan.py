@@ -40,7 +40,7 @@ def test_each_tier_has_a_line_with_rows_bytes_and_reason(run: Run, folder: Path)
     assert lines[0] == ["host", "320", "rows", "10.0", "KiB", "10.0", "KiB", "asked", "for"]
     assert lines[1][:5] == ["disk", "960", "rows", "30.0", "KiB"]
     assert "memory_limit_bytes 1,073,741,824 B" in out
-    assert "table 0, decoder layer 2: fp8, rows 0 to 1,279, 40.0 KiB" in out
+    assert "table 0, decoder layer 1: fp8, rows 0 to 1,279, 40.0 KiB" in out
 
 
 @pytest.mark.behaviour(14)
@@ -51,12 +51,12 @@ def test_the_command_to_see_it_again_is_told(run: Run, folder: Path) -> None:
 
 
 def test_the_calls_keep_every_option(run: Run, folder: Path) -> None:
-    words = ("--placement", "host", "--kv-gib", "1.5", "--shard", "1/4", "--layer", "0")
+    words = ("--placement", "host", "--kv-gib", "1.5", "--shard", "1/4", "--table-index", "0")
     _, out, _ = run(folder, *words)
     opened, shown = out.splitlines()[-2:]
-    call = "placement='host', shard=(1, 4), layer=0, kv_bytes=1610612736)"
+    call = "placement='host', shard=(1, 4), table_index=0, kv_bytes=1610612736)"
     assert opened == f"open it with: gramary.Table.open({str(folder)!r}, {call}"
-    assert shown.endswith("--placement host --kv-gib 1.5 --shard 1/4 --layer 0")
+    assert shown.endswith("--placement host --kv-gib 1.5 --shard 1/4 --table-index 0")
     with eval(opened.removeprefix("open it with: "), {"gramary": gramary}) as table:
         assert table.placement.num_rows == SPEC.num_rows // 4
     assert run(*shown.removeprefix("see it again: gramary plan ").split())[1] == out
@@ -97,7 +97,7 @@ def test_a_rank_plans_its_own_part(run: Run, folder: Path) -> None:
     ("words", "problem"),
     [(("--shard", "4"), "expected RANK/SIZE"), (("--shard", "4/4"), "0 <= rank < size"),
      (("--placement", "ssd"), "placement: expected device, host or disk"),
-     (("--placement", "host=1"), "without a place"), (("--layer", "3"), "layer")],
+     (("--placement", "host=1"), "without a place"), (("--table-index", "3"), "table_index")],
 )  # fmt: skip
 def test_mistakes_are_one_paragraph(
     run: Run, folder: Path, words: tuple[str, ...], problem: str
@@ -111,7 +111,7 @@ def test_mistakes_are_one_paragraph(
 def test_tables_share_what_is_free(
     run: Run, make_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = make_checkpoint(codec="fp8", ple_layers=(2, 3))
+    folder = make_checkpoint(codec="fp8", ple_layer_ids=(2, 3))
     monkeypatch.setenv("GRAMARY_MEMORY_LIMIT_BYTES", str(900_000))
     code, out, _ = run(folder, "--placement", "host=auto,disk")
     assert code == 0

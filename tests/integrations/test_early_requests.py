@@ -16,7 +16,7 @@ from gramary.integrations.table_embedding import TableEmbedding
 from gramary.integrations.transformers import load, open_tables
 
 PLACEMENTS = ("host", "disk", "host=50KiB,disk")
-OPTIONS: dict[str, Any] = {"codec": "fp8", "ple_layers": (1, 3)}
+OPTIONS: dict[str, Any] = {"codec": "fp8", "ple_layer_ids": (1, 3)}
 PAD = 257
 EOS = 256
 HOST_LANE = "host: prompt-only"
@@ -264,7 +264,7 @@ def test_kind_4_a_token_added_to_the_model_is_read_as_transformers_reads_it(
     transformers' own model reads the same chunks: another cut rounds in another order, and where
     two logits are equal in bfloat16 that alone decides which token is the likeliest.
     """
-    folder, inputs = make_checkpoint(ple_layers=(1, 3)), prompts(20, seed=14)
+    folder, inputs = make_checkpoint(ple_layer_ids=(1, 3)), prompts(20, seed=14)
     why_late = "a token outside the table's vocabulary" if chunk else "no prefill_chunk_size"
     with load(folder, placement="disk") as model:
         oracle = Qwen4ExpForCausalLM.from_pretrained(folder)

@@ -13,7 +13,7 @@ from interrupts import held_by_process, interrupt_everywhere, require_held
 
 from gramary.integrations.transformers import load, open_tables
 
-OPTIONS: dict[str, Any] = {"codec": "fp8", "ple_layers": (1, 3)}
+OPTIONS: dict[str, Any] = {"codec": "fp8", "ple_layer_ids": (1, 3)}
 PROMPT = {"input_ids": torch.arange(23)[None], "attention_mask": torch.ones(1, 23).long()}
 
 

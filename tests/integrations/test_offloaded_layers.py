@@ -15,7 +15,7 @@ from gramary.integrations.transformers import load, open_tables
 
 IDS = torch.tensor([[73, 16, 32, 119, 97, 115, 8]])
 # The PLE layers of this model are in decoder layers 0 and 2.
-OPTIONS: dict[str, Any] = {"codec": "bf16", "ple_layers": (1, 3)}
+OPTIONS: dict[str, Any] = {"codec": "bf16", "ple_layer_ids": (1, 3)}
 OUTER = ("model.embed_tokens", "model.rotary_emb", "model.hyper_connection_mixer", "lm_head")
 
 

@@ -35,11 +35,11 @@ MODELS = [
     {"codec": "bf16"},
     {"codec": "bf16", "conditional": True, "max_file_bytes": 1 << 20},
     {"codec": "fp16"},
-    {"codec": "fp32", "ple_layers": (1, 2), "max_file_bytes": 1 << 20},
-    {"codec": "fp8", "ple_layers": (1, 3)},
+    {"codec": "fp32", "ple_layer_ids": (1, 2), "max_file_bytes": 1 << 20},
+    {"codec": "fp8", "ple_layer_ids": (1, 3)},
     {"codec": "fp8", "conditional": True, "scale_dtype": torch.float32},
     {"codec": "nvfp4"},
-    {"codec": "nvfp4", "conditional": True, "ple_layers": (1, 2), "max_file_bytes": 1 << 20},
+    {"codec": "nvfp4", "conditional": True, "ple_layer_ids": (1, 2), "max_file_bytes": 1 << 20},
 ]
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
@@ -123,7 +123,7 @@ GENERATIONS = {
 @pytest.fixture(scope="module")
 def pair(make_checkpoint: Any) -> Any:
     """A model with its rows on disk, and its oracle."""
-    options = {"codec": "fp8", "ple_layers": (1, 3)}
+    options = {"codec": "fp8", "ple_layer_ids": (1, 3)}
     oracle = load_oracle(make_checkpoint, options)
     with load(make_checkpoint(**options), placement="host=50KiB,disk") as model:
         yield model, oracle
@@ -176,7 +176,7 @@ def test_assisted_decoding_keeps_transformers_own_refusal(pair: tuple[Any, Any])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_rows_come_in_the_dtype_asked_for(make_checkpoint: Any, dtype: torch.dtype) -> None:
     """Behaviour 10: the model's dtype, never the framework's default, and never the table's."""
-    options = {"codec": "fp8", "ple_layers": (1, 3)}
+    options = {"codec": "fp8", "ple_layer_ids": (1, 3)}
     tokens = prompt(1, 9)
     oracle = load_oracle(make_checkpoint, options)
     with load(make_checkpoint(**options), dtype=dtype) as model:
@@ -258,7 +258,7 @@ def test_a_state_dict_goes_in_and_out(make_checkpoint: Any) -> None:
 
 
 def test_close_ends_the_tables_and_may_be_repeated(make_checkpoint: Any) -> None:
-    model = load(make_checkpoint(codec="fp8", ple_layers=(1, 3)), placement="disk")
+    model = load(make_checkpoint(codec="fp8", ple_layer_ids=(1, 3)), placement="disk")
     tables = model.tables
     assert len(tables) == 2
     model.close()
@@ -293,7 +293,7 @@ def test_a_failed_open_leaves_no_table_behind(
 
     monkeypatch.setattr(integration.Table, "from_source", open_first_only)
     with pytest.raises(ArgumentError, match="the second table fails"):
-        load(make_checkpoint(codec="fp8", ple_layers=(1, 3)), placement="disk")
+        load(make_checkpoint(codec="fp8", ple_layer_ids=(1, 3)), placement="disk")
     with pytest.raises(ClosedError):
         opened[0].lookup(torch.tensor([0]))
 
@@ -395,7 +395,7 @@ def test_a_compiler_sees_no_rows_and_breaks_no_graph(pair: tuple[Any, Any]) -> N
 def test_a_model_on_a_gpu_equals_its_oracle_there(
     make_checkpoint: Any, codec: str, placement: str
 ) -> None:
-    options = {"codec": codec, "ple_layers": (1, 3)}
+    options = {"codec": codec, "ple_layer_ids": (1, 3)}
     oracle = load_oracle(make_checkpoint, options).to("cuda")
     folder = make_checkpoint(**options)
     with load(folder, placement=placement, device_map={"": "cuda"}) as model:
@@ -409,7 +409,7 @@ def test_a_model_on_a_gpu_equals_its_oracle_there(
 
 @pytest.mark.gpu
 def test_a_model_moved_to_a_gpu_keeps_its_table_on_the_cpu(make_checkpoint: Any) -> None:
-    options = {"codec": "fp8", "ple_layers": (1, 3)}
+    options = {"codec": "fp8", "ple_layer_ids": (1, 3)}
     oracle = load_oracle(make_checkpoint, options).to("cuda")
     with load(make_checkpoint(**options), placement="host=100KiB,disk") as model:
         model.to("cuda")

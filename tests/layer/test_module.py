@@ -384,7 +384,7 @@ def test_a_folder_without_the_layers_weights(copy_checkpoint: Callable[..., Path
 
     path = copy_checkpoint(codec="bf16")
     for spoil, message in (
-        (lambda _: None, "found none; decoder layer 2 has no complete PLE layer"),
+        (lambda _: None, "found none; decoder layer 1 has no complete PLE layer"),
         (lambda tensor: tensor.to(torch.float8_e4m3fn), r"dequantise it and use load_state"),
     ):
         file = path / "model.safetensors"

@@ -44,7 +44,7 @@ def test_golden_constants() -> None:
     assert spec.offsets[:3] == (0, 20000003, 40000026)
     assert (spec.num_hashed_rows, spec.num_rows) == (320001446, 320001536)
     assert (spec.num_heads, spec.row_dim, spec.embed_dim, spec.history_length) == (16, 160, 2560, 2)
-    assert (spec.ple_index, spec.layer_id) == (0, 2)
+    assert (spec.table_index, spec.decoder_layer) == (0, 1)
 
 
 def test_every_form_gives_the_same_spec(tmp_path: Path) -> None:
@@ -104,16 +104,16 @@ def test_what_may_vary(changes: dict[str, Any]) -> None:
 def test_several_modules() -> None:
     config = real(ple_layer_ids=[30, 2, 30, 12])
     assert num_ple_layers(config) == 3
-    specs = [HashSpec.from_config(config, ple_index=index) for index in range(3)]
-    assert [spec.layer_id for spec in specs] == [2, 12, 30]
+    specs = [HashSpec.from_config(config, table_index=index) for index in range(3)]
+    assert [spec.decoder_layer for spec in specs] == [1, 11, 29]
     sizes = [size for spec in specs for size in spec.sizes]
     assert sizes == sorted(set(sizes))
     assert len(sizes) == 48
     assert len({spec.multipliers for spec in specs}) == 3
-    assert specs[1] == dataclasses.replace(specs[0], ple_index=1, layer_id=12)
-    for ple_index in (-1, 3, True, "0"):
-        with pytest.raises(ArgumentError, match="ple_index: expected an integer from 0 to 2"):
-            HashSpec.from_config(config, ple_index=ple_index)  # type: ignore[arg-type]
+    assert specs[1] == dataclasses.replace(specs[0], table_index=1, decoder_layer=11)
+    for table_index in (-1, 3, True, "0"):
+        with pytest.raises(ArgumentError, match="table_index: expected an integer from 0 to 2"):
+            HashSpec.from_config(config, table_index=table_index)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("ple_layer_ids", [..., None, []])
@@ -191,7 +191,7 @@ def test_tables_beyond_64_bits(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "ple_index"),
+    ("changes", "table_index"),
     [
         ({"heads_per_ngram": 10**9, "ple_embed_dim": 2 * 10**9}, 0),
         ({"ngram_size": 10**9}, 0),
@@ -199,10 +199,10 @@ def test_tables_beyond_64_bits(changes: dict[str, Any]) -> None:
         ({"ple_layer_ids": list(range(1, 200001)), "num_hidden_layers": ...}, 199999),
     ],
 )
-def test_hostile_sizes_fail_quickly(changes: dict[str, Any], ple_index: int) -> None:
+def test_hostile_sizes_fail_quickly(changes: dict[str, Any], table_index: int) -> None:
     start = time.monotonic()
     with pytest.raises(ConfigError):
-        HashSpec.from_config(real(**changes), ple_index)
+        HashSpec.from_config(real(**changes), table_index)
     assert time.monotonic() - start < 2
 
 

@@ -325,27 +325,27 @@ def test_close_with_requests_in_flight(table: Table) -> None:
 def test_several_layers_with_one_request() -> None:
     with (
         make_table("fp8") as first,
-        make_table("nvfp4", ple_index=1) as second,
-        make_table("bf16", ple_index=2, ngram_size=4) as third,
+        make_table("nvfp4", table_index=1) as second,
+        make_table("bf16", table_index=2, ngram_size=4) as third,
     ):
         tables = [first, second, third]
         with Connector(tables, max_tokens=16, settings=QUICK) as connector:
             for seed, prefill in ((0, True), (1, False), (2, True)):
                 batch = make_batch(seed, prefill=prefill, width=3)
                 ticket = connector.request(batch)
-                for layer in (1, 0, 2):
-                    rows = connector.wait(ticket, layer=layer)
-                    assert torch.equal(rows, expected_rows(tables[layer], batch))
-            # Awaited for one layer only: the end of the forward frees the rest.
+                for table_index in (1, 0, 2):
+                    rows = connector.wait(ticket, table_index=table_index)
+                    assert torch.equal(rows, expected_rows(tables[table_index], batch))
+            # Awaited for one table only: the end of the forward frees the rest.
             ticket = connector.request(make_batch(3, prefill=False, width=3))
-            connector.wait(ticket, layer=0)
+            connector.wait(ticket, table_index=0)
             with pytest.raises(ArgumentError, match="awaited before"):
-                connector.wait(ticket, layer=0)
+                connector.wait(ticket, table_index=0)
             with pytest.raises(SlotsBusyError):
                 connector.request(make_batch(4, prefill=False, width=3))
             connector.release_outputs()
             batch = make_batch(5, prefill=False, width=3)
-            rows = connector.wait(connector.request(batch), layer=2)
+            rows = connector.wait(connector.request(batch), table_index=2)
             assert torch.equal(rows, expected_rows(third, batch))
 
 
@@ -358,8 +358,8 @@ def test_wrong_arguments_are_named(table: Table, connector: Connector) -> None:
         connector.request(make_batch(0, lengths=(17,)))
     with pytest.raises(ArgumentError, match="2 columns"):
         connector.request(make_batch(0, width=3))
-    with pytest.raises(ArgumentError, match="layer"):
-        connector.wait(connector.request(make_batch(0)), layer=1)
+    with pytest.raises(ArgumentError, match="table_index"):
+        connector.wait(connector.request(make_batch(0)), table_index=1)
     with pytest.raises(ArgumentError, match="worker"):
         Connector(table, max_tokens=1, worker="fiber")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="tables"):
@@ -396,25 +396,25 @@ def test_memory_that_the_machine_refuses_is_named(
         Connector(table, max_tokens=7)
 
 
-@pytest.mark.parametrize("layer", [None, "0", 0.0])
-def test_a_request_and_a_wait_name_what_they_take(table: Table, layer: object) -> None:
+@pytest.mark.parametrize("table_index", [None, "0", 0.0])
+def test_a_request_and_a_wait_name_what_they_take(table: Table, table_index: object) -> None:
     with Connector(table, max_tokens=16, settings=QUICK) as connector:
         with pytest.raises(ArgumentError, match="batch: expected a Batch"):
             connector.request(None)  # type: ignore[arg-type]
         ticket = connector.request(make_batch(0))
         with pytest.raises(ArgumentError, match="ticket: expected a Ticket"):
             connector.wait(None)  # type: ignore[arg-type]
-        with pytest.raises(ArgumentError, match="layer: expected an integer"):
-            connector.wait(ticket, layer=layer)  # type: ignore[arg-type]
+        with pytest.raises(ArgumentError, match="table_index: expected an integer"):
+            connector.wait(ticket, table_index=table_index)  # type: ignore[arg-type]
         with pytest.raises(ArgumentError, match="on: expected a bool"):
-            connector.trace(layer)  # type: ignore[arg-type]
+            connector.trace(table_index)  # type: ignore[arg-type]
         connector.wait(ticket)
 
 
 @pytest.mark.parametrize("worker", ["thread", "process"])
 def test_a_table_that_is_closed_closes_its_connectors_first(worker: str) -> None:
     """The service reads the table's memory: in any order of closing it never outlives it."""
-    table, kept = make_table(), make_table("bf16", ple_index=1)
+    table, kept = make_table(), make_table("bf16", table_index=1)
     batch = make_batch(1, lengths=(2000, 30))
     connector = Connector([table, kept], max_tokens=2048, worker=worker)
     lone = Connector(kept, max_tokens=2048)

@@ -30,7 +30,7 @@ def test_every_failure_has_words_of_its_own(
 ) -> None:
     """Behaviours 32, 36: file, offset and errno; and that the requests must be restarted."""
     error = failed_answer("the ticket", 2, answer, FILES)
-    assert str(error).startswith("the ticket, layer 2: ")
+    assert str(error).startswith("the ticket, table 2: ")
     assert told in str(error)
     assert str(error).endswith("restart them.")
     assert (error.errno, error.offset) == (answer[2], answer[4])

@@ -112,15 +112,15 @@ def give_up_and_ask_again(tables: list[Table], connector: Connector) -> None:
     for turn in range(6):
         ticket = connector.request(big)
         if turn % 2:
-            connector.wait(ticket, layer=0)
+            connector.wait(ticket, table_index=0)
             connector.release_outputs()
         else:
             connector.cancel(ticket)
         for _ in range(NUM_INPUTS - 1):
             connector.cancel(connector.request(small))
         ticket = connector.request(small)
-        for layer, table in enumerate(tables):
-            rows = connector.wait(ticket, layer=layer)
+        for table_index, table in enumerate(tables):
+            rows = connector.wait(ticket, table_index=table_index)
             assert torch.equal(rows, expected_rows(table, small)), "another request's rows"
 
 
@@ -145,7 +145,7 @@ from test_hostile_memory import (
     NUM_BIG, SETTINGS, give_up_and_ask_again, make_table, serve_while_overwritten
 )
 from gramary import Connector
-tables = [make_table(ple_index=layer) for layer in range(2)]
+tables = [make_table(table_index=index) for index in range(2)]
 with Connector(tables, max_tokens=NUM_BIG, num_slots=1, settings=SETTINGS) as connector:
     give_up_and_ask_again(tables, connector)
 print("given up", flush=True)
@@ -162,14 +162,14 @@ def by_threads() -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("worker", ["process", "server"])
 def test_kind_20_inputs_given_up_while_they_are_hashed(worker: str, server: RowServer) -> None:
-    """By `cancel`, and by `release_outputs` with another layer open.
+    """By `cancel`, and by `release_outputs` with another table open.
 
     Their place is given to later requests while the service is still at work on them.
     """
     address = server.address if worker == "server" else None
     with (
         make_table() as first,
-        make_table(ple_index=1) as second,
+        make_table(table_index=1) as second,
         Connector(
             [first, second], max_tokens=NUM_BIG, num_slots=1, worker="process", server=address,
             settings=SETTINGS,

@@ -25,16 +25,16 @@ OFFLOAD = ("gramary/offload/", "contextlib")
 
 @pytest.fixture(scope="module")
 def tables() -> Iterator[list[Table]]:
-    with make_table("fp8") as first, make_table("bf16", ple_index=1) as second:
+    with make_table("fp8") as first, make_table("bf16", table_index=1) as second:
         yield [first, second]
 
 
 class Scene:
-    """A connector over two layers, with batches whose rows are known."""
+    """A connector over two tables, with batches whose rows are known."""
 
     def __init__(self, tables: list[Table], connector: Connector) -> None:
         self.connector = connector
-        self.num_layers = len(tables)
+        self.num_tables = len(tables)
         self.batches = [make_batch(seed) for seed in range(NUM_SLOTS)]
         self.batches.append(make_batch(9, prefill=False))
         self.expected = [
@@ -54,10 +54,11 @@ class Scene:
         return ticket
 
     def rows_are_right(self, ticket: Ticket, index: int) -> None:
-        """Takes every layer that is left."""
-        for layer in set(range(self.num_layers)) - ticket.awaited:
+        """Takes every table that is left."""
+        for table_index in set(range(self.num_tables)) - ticket.awaited:
             assert torch.equal(
-                self.connector.wait(ticket, layer=layer), self.expected[index][layer]
+                self.connector.wait(ticket, table_index=table_index),
+                self.expected[index][table_index],
             )
 
     def is_as_new(self) -> None:
@@ -125,27 +126,27 @@ def test_kind_15_a_request_whose_exception_is_kept(scene: Scene, lane: Lane) -> 
 
 @pytest.mark.parametrize("is_last", [False, True])
 def test_kind_15_a_wait(scene: Scene, lane: Lane, is_last: bool) -> None:
-    """The ticket can be awaited again, also for the layer that was interrupted, or is done with."""
-    layer = 1
+    """The ticket can be awaited again, also for the table that was interrupted, or is done with."""
+    table_index = 1
 
     def before() -> None:
         ticket = scene.request(lane)
         scene.tickets[:] = [ticket]
         if is_last:
-            scene.connector.wait(ticket, layer=0)
+            scene.connector.wait(ticket, table_index=0)
 
     def check() -> None:
         ticket = scene.tickets.pop()
-        assert ticket.is_released or layer not in ticket.awaited or not is_last
+        assert ticket.is_released or table_index not in ticket.awaited or not is_last
         if not ticket.is_released:
             scene.rows_are_right(ticket, scene.index(lane))
         with pytest.raises(ArgumentError, match="under way"):
-            scene.connector.wait(ticket, layer=layer)
+            scene.connector.wait(ticket, table_index=table_index)
         scene.connector.cancel(ticket)
         scene.is_as_new()
 
     interrupt_everywhere(
-        lambda: scene.connector.wait(scene.tickets[0], layer=layer),
+        lambda: scene.connector.wait(scene.tickets[0], table_index=table_index),
         check,
         before=before,
         within=OFFLOAD,
@@ -157,8 +158,8 @@ def test_kind_15_a_wait(scene: Scene, lane: Lane, is_last: bool) -> None:
 def test_kind_15_a_cancel(scene: Scene, lane: Lane, num_awaited: int) -> None:
     def before() -> None:
         scene.tickets[:] = [scene.request(lane)]
-        for layer in range(num_awaited):
-            scene.connector.wait(scene.tickets[0], layer=layer)
+        for table_index in range(num_awaited):
+            scene.connector.wait(scene.tickets[0], table_index=table_index)
 
     def check() -> None:
         ticket = scene.tickets.pop()
@@ -174,7 +175,7 @@ def test_kind_15_a_cancel(scene: Scene, lane: Lane, num_awaited: int) -> None:
 def test_kind_15_release_outputs(scene: Scene, lane: Lane) -> None:
     def before() -> None:
         scene.tickets[:] = [scene.request(lane)]
-        scene.connector.wait(scene.tickets[0], layer=1)
+        scene.connector.wait(scene.tickets[0], table_index=1)
 
     def check() -> None:
         scene.connector.release_outputs()
@@ -212,7 +213,7 @@ def test_kind_15_a_ticket_that_its_owner_lost_is_given_back(scene: Scene, lane: 
             scene.request(lane)
         assert scene.connector.stats()["open_tickets"] == 0
         ticket = scene.request(lane)
-        scene.connector.wait(ticket, layer=0)
+        scene.connector.wait(ticket, table_index=0)
         del ticket
     scene.is_as_new()
 
@@ -231,13 +232,13 @@ def test_kind_15_an_interrupt_while_the_rows_do_not_come(tables: list[Table], la
 
         def call() -> None:
             with pytest.raises(Exception, match="restart them"):
-                connector.wait(tickets[0], layer=0)
+                connector.wait(tickets[0], table_index=0)
 
         def check() -> None:
             ticket = tickets.pop()
             if not ticket.awaited:
                 with pytest.raises(Exception, match="restart them"):
-                    connector.wait(ticket, layer=0)
+                    connector.wait(ticket, table_index=0)
             connector.cancel(ticket)
             connector.service.native.hold(False)
             region = connector._region

@@ -19,7 +19,7 @@ LANES = ("host", "stream", "direct")
 
 @pytest.fixture(scope="module")
 def tables() -> Iterator[list[Table]]:
-    with make_table("fp8") as first, make_table("bf16", ple_index=1) as second:
+    with make_table("fp8") as first, make_table("bf16", table_index=1) as second:
         yield [first, second]
 
 
@@ -45,9 +45,9 @@ def batch_of(lane: str, seed: int) -> Batch:
 
 
 def require_rows(connector: Connector, tables: list[Table], ticket: Ticket, batch: Batch) -> None:
-    for layer in sorted(set(range(len(tables))) - ticket.awaited):
-        rows = connector.wait(ticket, layer=layer)
-        assert torch.equal(rows, expected_rows(tables[layer], batch))
+    for table_index in sorted(set(range(len(tables))) - ticket.awaited):
+        rows = connector.wait(ticket, table_index=table_index)
+        assert torch.equal(rows, expected_rows(tables[table_index], batch))
     assert ticket.is_released
 
 
@@ -68,7 +68,7 @@ def test_what_is_given_up_leaves_nothing_behind(
     for seed in range(10):
         ticket = connector.request(batch_of(lane, seed))
         if seed % 2:
-            connector.wait(ticket, layer=seed % 4 // 2)
+            connector.wait(ticket, table_index=seed % 4 // 2)
             connector.release_outputs()
         else:
             connector.cancel(ticket)
@@ -96,8 +96,8 @@ def test_tensors_that_are_refilled_meanwhile_change_no_rows(
     tokens.fill_(96)
     assert narrow.history is not None
     narrow.history.fill_(96)
-    for layer in (1, 0):
-        assert torch.equal(connector.wait(ticket, layer=layer), expected[layer])
+    for table_index in (1, 0):
+        assert torch.equal(connector.wait(ticket, table_index=table_index), expected[table_index])
 
 
 @pytest.mark.parametrize("is_last", [False, True])
@@ -114,7 +114,7 @@ def test_kind_15_a_wait_in_the_direct_lane(
         def before() -> None:
             tickets[:] = [connector.request(batch)]
             if is_last:
-                connector.wait(tickets[0], layer=0)
+                connector.wait(tickets[0], table_index=0)
 
         def check() -> None:
             ticket = tickets.pop()
@@ -124,7 +124,7 @@ def test_kind_15_a_wait_in_the_direct_lane(
             assert connector.stats()["open_tickets"] == 0
 
         interrupt_everywhere(
-            lambda: connector.wait(tickets[0], layer=1),
+            lambda: connector.wait(tickets[0], table_index=1),
             check,
             before=before,
             within=("gramary/offload/",),

@@ -18,12 +18,12 @@ from gramary.offload import Ticket
 
 PATIENT = Settings(request_timeout_s=20, num_threads=1)
 NUM_SLOTS = 2
-NUM_LAYERS = 2
+NUM_TABLES = 2
 
 
 @pytest.fixture(scope="module")
 def tables() -> Iterator[list[Table]]:
-    with make_table("fp8") as first, make_table("bf16", ple_index=1) as second:
+    with make_table("fp8") as first, make_table("bf16", table_index=1) as second:
         yield [first, second]
 
 
@@ -108,24 +108,24 @@ class Run:
             batch.query_start_loc[1] = 7
         self.refused(lambda: self.connector.request(batch))
 
-    def wait(self, index: int, layer: int, how: str) -> None:
+    def wait(self, index: int, table_index: int, how: str) -> None:
         if not self.tickets:
             return
         entry = self.tickets[index % len(self.tickets)]
-        words: dict[str, Any] = {"layer": layer}
+        words: dict[str, Any] = {"table_index": table_index}
         if how == "out":
             words["out"] = torch.empty(3, 5)
         elif how == "dtype":
             words["dtype"] = torch.int32
         ticket = self.foreign if how == "foreign" else entry.ticket
-        is_good = how == "good" and entry in self.open and layer in range(NUM_LAYERS)
-        if not is_good or layer in entry.awaited:
+        is_good = how == "good" and entry in self.open and table_index in range(NUM_TABLES)
+        if not is_good or table_index in entry.awaited:
             self.refused(lambda: self.connector.wait(ticket, **words))
             return
         rows = self.connector.wait(ticket, **words)
-        assert torch.equal(rows, expected_rows(self.tables[layer], entry.batch))
-        entry.awaited.add(layer)
-        if len(entry.awaited) == NUM_LAYERS:
+        assert torch.equal(rows, expected_rows(self.tables[table_index], entry.batch))
+        entry.awaited.add(table_index)
+        if len(entry.awaited) == NUM_TABLES:
             self.open.remove(entry)
 
     def cancel(self, index: int, is_foreign: bool) -> None:
@@ -165,7 +165,7 @@ CALLS = st.one_of(
     st.tuples(
         st.just("wait"),
         st.integers(0, 9),
-        st.integers(-1, NUM_LAYERS),
+        st.integers(-1, NUM_TABLES),
         st.sampled_from(["good", "good", "good", "out", "dtype", "foreign"]),
     ),
     st.tuples(st.just("cancel"), st.integers(0, 9), st.booleans()),

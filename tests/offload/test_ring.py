@@ -26,12 +26,12 @@ def spans_of(layout: Ring) -> list[tuple[int, int]]:
     spans = [(0, RingFields.REGION_HEADER_BYTES)]
     for slot in (*layout.host_slots, *layout.stream_slots):
         spans.append((slot.header, RingFields.SLOT_HEADER_BYTES))
-        for layer, (heads, row_bytes) in enumerate(
+        for table_index, (heads, row_bytes) in enumerate(
             zip(SHAPE.num_heads, SHAPE.row_bytes, strict=True)
         ):
-            spans.append((slot.answers[layer], RingFields.ANSWER_BYTES))
-            spans.append((slot.ids[layer], 5 * heads * 8))
-            spans.append((slot.rows[layer], 5 * heads * row_bytes))
+            spans.append((slot.answers[table_index], RingFields.ANSWER_BYTES))
+            spans.append((slot.ids[table_index], 5 * heads * 8))
+            spans.append((slot.rows[table_index], 5 * heads * row_bytes))
     for entry in layout.inputs:
         spans.append((entry.header, RingFields.INPUT_HEADER_BYTES))
         spans.append((entry.tokens, 5 * 8))
@@ -54,7 +54,7 @@ def test_state_words_lie_inside_their_headers() -> None:
         assert slot.states == slot.header + RingFields.SLOT_STATES
     for entry in layout.inputs:
         assert entry.states == entry.header + RingFields.INPUT_STATES
-    words = 8 * RingFields.MAX_LAYERS
+    words = 8 * RingFields.MAX_TABLES
     assert RingFields.SLOT_STATES + words <= RingFields.SLOT_HEADER_BYTES
     assert RingFields.INPUT_STATES + words <= RingFields.INPUT_HEADER_BYTES
 

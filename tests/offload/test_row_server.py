@@ -40,7 +40,7 @@ import torch
 from offload_stage import expected_rows, make_batch, make_table
 from gramary import Connector, Settings
 from gramary.errors import RowFetchError
-table = make_table(ple_index=int(sys.argv[2]))
+table = make_table(table_index=int(sys.argv[2]))
 settings = Settings(request_timeout_s=20, num_threads=1)
 connector = Connector(
     table, max_tokens=600, worker="process", server=sys.argv[1], settings=settings
@@ -144,7 +144,7 @@ def test_a_killed_worker_is_found_by_every_rank_within_a_second() -> None:
     with (
         RowServer(2, settings=SETTINGS) as server,
         make_table() as first,
-        make_table("bf16", ple_index=1) as second,
+        make_table("bf16", table_index=1) as second,
     ):
         tables = (first, second)
         connectors = join_together(server, *tables)
@@ -251,7 +251,7 @@ def changed(description: dict[str, Any], path: str, value: object) -> dict[str, 
 
 
 WRONG_DESCRIPTIONS = [
-    ("version", 99), ("layers", []), ("layers", None), ("layers.0.host.num_rows", {}),
+    ("version", 99), ("tables", []), ("tables", None), ("tables.0.host.num_rows", {}),
     ("shape.max_tokens", 16.0), ("shape.row_bytes", [32.0]), ("shape.num_stream_slots", -1),
     ("region.descriptor", 1), ("region.descriptor", -1), ("region.descriptor", 9),
     ("region.num_bytes", 1 << 40), ("region.num_bytes", 4096), ("region.num_bytes", "x"),
@@ -259,13 +259,13 @@ WRONG_DESCRIPTIONS = [
     ("shape.max_requests", 1 << 20), ("shape.history_length", 1), ("shape.history_length", 4),
     ("shape.num_host_slots", 1 << 40), ("shape.num_inputs", 1 << 40),
     ("shape.num_heads", [40]), ("shape.num_heads", [4, 4]), ("shape.row_bytes", [1 << 20]),
-    ("layers.0.row_bytes", 0), ("layers.0.row_bytes", 1 << 20), ("layers.0.row_bytes", "x"),
-    ("layers.0.spec.vocab_size", 1 << 80), ("layers.0.spec.heads_per_ngram", 3),
-    ("layers.0.spec.ngram_size", 9), ("layers.0.spec.rows_multiple", 0),
-    ("layers.0.host.num_rows", 1 << 40), ("layers.0.host.num_rows", -1),
-    ("layers.0.host.first_row", -1), ("layers.0.host.first_row", 1),
-    ("layers.0.host.num_bytes", 1 << 40), ("layers.0.host.num_bytes", 64),
-    ("layers.0.host.descriptor", 9), ("layers.0.disk", {"first_row": 0, "num_rows": 1}),
+    ("tables.0.row_bytes", 0), ("tables.0.row_bytes", 1 << 20), ("tables.0.row_bytes", "x"),
+    ("tables.0.spec.vocab_size", 1 << 80), ("tables.0.spec.heads_per_ngram", 3),
+    ("tables.0.spec.ngram_size", 9), ("tables.0.spec.rows_multiple", 0),
+    ("tables.0.host.num_rows", 1 << 40), ("tables.0.host.num_rows", -1),
+    ("tables.0.host.first_row", -1), ("tables.0.host.first_row", 1),
+    ("tables.0.host.num_bytes", 1 << 40), ("tables.0.host.num_bytes", 64),
+    ("tables.0.host.descriptor", 9), ("tables.0.disk", {"first_row": 0, "num_rows": 1}),
     ("settings.num_threads", -4), ("settings", None),
 ]  # fmt: skip
 

@@ -150,7 +150,7 @@ def test_a_raised_word_is_counted_around_and_never_falls(
 
 
 def test_one_service_of_several_regions_leaves_each_on_its_own(table: Table) -> None:
-    with make_table("nvfp4", ple_index=1) as other, served(table, other) as (regions, service):
+    with make_table("nvfp4", table_index=1) as other, served(table, other) as (regions, service):
         for number in range(1, 5):
             for region, its_table in zip(regions, (table, other), strict=True):
                 ask(region, number, make_batch(number))

@@ -91,7 +91,7 @@ def specs(draw: st.DrawFn) -> HashSpec:
         ngram_vocab_size_base=base,
         rows_multiple=draw(st.sampled_from([1, 128])),
         seed=draw(st.integers(-(2**63), 2**64 - 1)),
-        ple_index=draw(st.integers(0, 2)),
+        table_index=draw(st.integers(0, 2)),
     )
 
 
@@ -182,7 +182,7 @@ def hugging_face_ids(spec: HashSpec, token_ids: torch.Tensor) -> torch.Tensor:
         def forward(self, ids: torch.Tensor) -> torch.Tensor:
             return ids.unsqueeze(-1)
 
-    module = modeling.Qwen4ExpTextNGramEmbedding(config, spec.embed_dim, 0, spec.ple_index)
+    module = modeling.Qwen4ExpTextNGramEmbedding(config, spec.embed_dim, 0, spec.table_index)
     assert tuple(module.layer_multipliers.tolist()) == spec.multipliers
     assert tuple(module.head_vocab_sizes) == spec.sizes
     assert tuple(module.head_offsets) == spec.offsets
@@ -205,7 +205,7 @@ def test_hugging_face_is_the_oracle(data: st.DataObject) -> None:
         ngram_vocab_size_base=data.draw(st.sampled_from([2, 100, 16384])),
         rows_multiple=data.draw(st.sampled_from([1, 128])),
         seed=data.draw(st.integers(0, 2**40)),
-        ple_index=data.draw(st.integers(0, 2)),
+        table_index=data.draw(st.integers(0, 2)),
     )
     B, T = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 24))
     tokens = torch.randint(vocab_size, (B, T), generator=torch.Generator().manual_seed(T))

@@ -34,7 +34,7 @@ Lane = Literal["host", "stream"]
 
 @pytest.fixture(scope="module")
 def tables() -> Iterator[list[Table]]:
-    with make_table() as first, make_table("bf16", ple_index=1) as second:
+    with make_table() as first, make_table("bf16", table_index=1) as second:
         yield [first, second]
 
 
@@ -58,13 +58,15 @@ def fill(connector: Connector, lane: Lane) -> list[Ticket]:
 def is_served(connector: Connector, tables: list[Table], lane: Lane) -> None:
     batch = make_batch(7, prefill=lane == "host")
     ticket = connector.request(batch)
-    for layer, table in enumerate(tables):
-        assert torch.equal(connector.wait(ticket, layer=layer), expected_rows(table, batch))
+    for table_index, table in enumerate(tables):
+        assert torch.equal(
+            connector.wait(ticket, table_index=table_index), expected_rows(table, batch)
+        )
 
 
 def wait_for(connector: Connector, ticket: Ticket) -> None:
-    for layer in {0, 1} - ticket.awaited:
-        connector.wait(ticket, layer=layer)
+    for table_index in {0, 1} - ticket.awaited:
+        connector.wait(ticket, table_index=table_index)
 
 
 FREEING: dict[str, Callable[[Connector, Ticket], object]] = {
@@ -99,7 +101,7 @@ def test_kind_16_slots_in_use_by_tickets_awaited_for_some_layers(
     connector: Connector, tables: list[Table], lane: Lane, remedy: str
 ) -> None:
     tickets = fill(connector, lane)
-    connector.wait(tickets[0], layer=1)
+    connector.wait(tickets[0], table_index=1)
     with pytest.raises(SlotsBusyError, match="wait for its other layers, call release_outputs"):
         connector.request(make_batch(9, prefill=lane == "host"))
     FREEING[remedy](connector, tickets[0])
@@ -147,9 +149,9 @@ def test_kind_16_a_slot_that_is_quarantined(tables: list[Table], lane: Lane, rem
     connector.service.native.hold(True)
     batch = make_batch(1, prefill=lane == "host")
     ticket = connector.request(batch)
-    for layer in (0, 1):
+    for table_index in (0, 1):
         with pytest.raises(FetchTimeoutError, match="restart them"):
-            connector.wait(ticket, layer=layer)
+            connector.wait(ticket, table_index=table_index)
     with pytest.raises(FetchTimeoutError, match="request again once it has"):
         connector.request(batch)
     if remedy == "request again":
@@ -264,8 +266,8 @@ def test_kind_16_a_ticket_of_another_graph(on_device: tuple[Connector, CallingTh
     connector.cancel(connector.request(make_batch(2, **SMALL)))
     streams.capturing = True
     ticket = connector.request(make_batch(2, **SMALL))
-    for layer in (0, 1):
-        connector.wait(ticket, layer=layer)
+    for table_index in (0, 1):
+        connector.wait(ticket, table_index=table_index)
     streams.capturing = False
 
 

@@ -375,17 +375,17 @@ def test_kind_16_shared_rows(
     Table.open(folder, share="b").close()
 
 
-@pytest.mark.remedy("expected {source.spec.ple_index}, the only one in", "because {folder} has")
+@pytest.mark.remedy("expected {source.spec.table_index}, the only one in", "because {folder} has")
 def test_kind_16_which_layer(make_checkpoint: Callable[..., Path], folder: Path) -> None:
-    several = make_checkpoint(codec="fp8", ple_layers=(1, 3))
-    with pytest.raises(ArgumentError, match="layer: expected an index from 0 to 1, because"):
+    several = make_checkpoint(codec="fp8", ple_layer_ids=(1, 3))
+    with pytest.raises(ArgumentError, match="table_index: expected an index from 0 to 1, because"):
         Table.open(several)
-    Table.open(several, layer=1).close()
+    Table.open(several, table_index=1).close()
     pack = several.parent / "one.pack"
     assert command("pack", str(folder), str(pack)) == 0
     with pytest.raises(ArgumentError, match="the only one in"):
-        Table.open(pack, layer=1)
-    Table.open(pack, layer=0).close()
+        Table.open(pack, table_index=1)
+    Table.open(pack, table_index=0).close()
 
 
 def test_kind_16_settings_are_what_the_messages_name() -> None:

@@ -80,7 +80,7 @@ def test_memory_that_is_refused_while_opening() -> None:
 @pytest.mark.gpu
 def test_a_gpu_without_room_is_refused_and_the_rows_go_elsewhere() -> None:
     # The published geometry in float32: 205 GB.
-    spec = HashSpec(248320, 248044, 3, 8, 160, 20_000_000, 128, layer_id=2)
+    spec = HashSpec(248320, 248044, 3, 8, 160, 20_000_000, 128, decoder_layer=1)
     with pytest.raises(CapacityError, match=r"device.*204,800,983,040"):
         Table.empty(spec, Codec("fp32", 160, None), placement="device").materialize()
     free = torch.cuda.mem_get_info()[0]

@@ -118,7 +118,7 @@ def overwritten_by_another_process(
         writer.stdout.close()
 
 
-def make_spec(*, ngram_size: int = 3, ple_index: int = 0) -> HashSpec:
+def make_spec(*, ngram_size: int = 3, table_index: int = 0) -> HashSpec:
     """Returns a small geometry: a few thousand rows of 32 values."""
     heads = (ngram_size - 1) * 2
     return HashSpec.from_config(
@@ -134,7 +134,7 @@ def make_spec(*, ngram_size: int = 3, ple_index: int = 0) -> HashSpec:
             "make_ngram_vocab_size_divisible_by": 8,
             "eos_token_id": 5,
         },
-        ple_index=ple_index,
+        table_index=table_index,
     )
 
 
@@ -148,7 +148,7 @@ def make_table(
 ) -> Table:
     """Returns a table of random rows, on the host of a CPU unless told otherwise."""
     spec = make_spec(**geometry)
-    generator = torch.Generator().manual_seed(spec.ple_index)
+    generator = torch.Generator().manual_seed(spec.table_index)
     values = torch.randn(spec.num_rows, spec.row_dim, generator=generator)
     rows, encoded = encode_rows(codec, values)
     table = Table.empty(

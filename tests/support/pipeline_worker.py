@@ -44,9 +44,9 @@ class Stage:
         for parameter in ple.parameters():
             parameter.copy_(weight(*parameter.shape))
         owned = ple_layers_of_stage(folder, *bounds)
-        self.tables = [Table.open(folder, device=device, layer=layer) for layer in owned]
+        self.tables = [Table.open(folder, device=device, table_index=index) for index in owned]
         self.ple = ple if owned else None
-        self.ple_layer = spec.layer_id - 1
+        self.decoder_layer = spec.decoder_layer
         self.connector: Connector | None = None
         if self.tables:
             max_tokens = CHUNK * len(PROMPT_LENGTHS)
@@ -60,7 +60,7 @@ class Stage:
         """Runs this stage's layers over the residual streams [T, streams * hidden]."""
         tokens, starts = (t.to(self.device) for t in (batch.token_ids, batch.query_start_loc))
         for layer in range(*self.bounds):
-            if self.ple is not None and layer == self.ple_layer:
+            if self.ple is not None and layer == self.decoder_layer:
                 rows = self.connector.wait(ticket)
                 hidden = self.ple(hidden, tokens, starts, state=state, rows=rows, add_residual=True)
             hidden = hidden + nn.functional.silu(hidden @ self.dense[layer])

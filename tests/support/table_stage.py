@@ -29,7 +29,7 @@ def small_spec(row_dim: int = 32, base: int = 300, rows_multiple: int = 128) -> 
         row_dim=row_dim,
         ngram_vocab_size_base=base,
         rows_multiple=rows_multiple,
-        layer_id=2,
+        decoder_layer=1,
     )
 
 

@@ -115,7 +115,7 @@ def test_small_files_are_indexed(make_checkpoint):
 
 def test_several_tables_and_the_command_line(tmp_path):
     out = tmp_path / "model"
-    make_model.main([str(out), "--codec", "fp8", "--ple-layers", "2", "3", "--num-shards", "13"])
+    make_model.main([str(out), "--codec", "fp8", "--ple-layer-ids", "2", "3", "--num-shards", "13"])
     tensors = read_tensors(out)
     scales = [name for name in tensors if name.endswith("ngram_embedding.weight_scale")]
     assert sorted(scales) == [TABLE.replace("1", each, 1) + "weight_scale" for each in "12"]

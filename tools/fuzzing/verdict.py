@@ -60,15 +60,15 @@ def _require_message(error: GramaryError) -> None:
 
 
 def _read(path: Path, choices: Choices) -> str:
-    layer = choices.pick((None, 0, 1))
+    table_index = choices.pick((None, 0, 1))
     if choices.integer(0, 3) == 0:
         find_sources(path)
     is_verified = path.is_file() and choices.integer(0, 1) and _verifies(path)
-    source = open_source(path, layer)
-    table = Table.open(path, placement=choices.pick(PLACEMENTS), layer=layer)
+    source = open_source(path, table_index)
+    table = Table.open(path, placement=choices.pick(PLACEMENTS), table_index=table_index)
     with table:
         # Accepted: from here on the judge has to agree.
-        true = _judge(path, source.spec.ple_index)
+        true = _judge(path, source.spec.table_index)
         if is_verified and not true.is_good.all():
             raise WrongRowsError("verify passed a pack with an altered block")
         _compare_description(table, true)
@@ -185,7 +185,7 @@ def _try_build(choices: Choices, folder: Path) -> str:
         report = build_pack(source, built, codec=codec)
         if report.outcome == "reused":
             # Its blocks are not looked at before they are read, or verified.
-            true = _judge(built, source.spec.ple_index)
+            true = _judge(built, source.spec.table_index)
             if _verifies(built) != true.is_good.all():
                 raise WrongRowsError("verify and the judge differ")
         elif built.read_bytes() != judge.finish_pack(files.get("table.pack.partial", b""), fresh):

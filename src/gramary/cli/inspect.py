@@ -109,7 +109,7 @@ def _facts(described: dict[str, Any]) -> Any:
 
     geometry, codec = described["geometry"], described["codec"]
     scale = codec["scale"]
-    title = f"n-gram table {geometry['ple_index']}, decoder layer {geometry['layer_id']}"
+    title = f"n-gram table {geometry['table_index']}, decoder layer {geometry['decoder_layer']}"
     facts = Table(title=title, title_justify="left", show_header=False, box=None)
     lines = {
         described["kind"]: described["path"],

@@ -25,7 +25,7 @@ def pack(
         str,
         typer.Option(help="keep, fp8, nvfp4 or bf16; all but keep round to nearest even."),
     ] = "keep",
-    layer: Annotated[
+    table_index: Annotated[
         int | None, typer.Option(help="Only this table: its index among the PLE layers.")
     ] = None,
 ) -> None:
@@ -35,7 +35,7 @@ def pack(
         from gramary.files.pack import build_pack
         from gramary.files.source import find_sources, open_source
 
-    sources = find_sources(path) if layer is None else (open_source(path, layer),)
+    sources = find_sources(path) if table_index is None else (open_source(path, table_index),)
     for source in sources:
         target = out if len(sources) == 1 else name_for_layer(out, source)
         with progress_bar(f"packing {target.name}") as progress:
@@ -45,7 +45,7 @@ def pack(
 
 def name_for_layer(out: Path, source: TableSource) -> Path:
     """Returns the name of one of several packs: the PLE layer's index before the suffix."""
-    return out.with_name(f"{out.stem}-{source.spec.ple_index}{out.suffix}")
+    return out.with_name(f"{out.stem}-{source.spec.table_index}{out.suffix}")
 
 
 def describe_report(report: PackReport) -> str:

@@ -43,7 +43,7 @@ def plan(
     shard_by: Annotated[
         str, typer.Option(help="How ranks share the table: rows or heads.")
     ] = "rows",
-    layer: Annotated[
+    table_index: Annotated[
         int | None, typer.Option(help="Only this table, by its index among the PLE layers.")
     ] = None,
 ) -> None:
@@ -62,7 +62,7 @@ def plan(
         )
         from gramary.storage.descriptor_needs import num_descriptors
 
-    sources = find_sources(path) if layer is None else (open_source(path, layer),)
+    sources = find_sources(path) if table_index is None else (open_source(path, table_index),)
     free = None
     placements = []
     num_files = 0
@@ -93,12 +93,18 @@ def plan(
         planned.require_room()
     require_descriptors(num_files)
     options = {"device": device, "kv_gib": kv_gib, "shard": shard, "shard_by": shard_by}
-    _print_calls(path, placement, {**options, "layer": layer})
+    _print_calls(path, placement, {**options, "table_index": table_index})
 
 
 def _print_calls(path: Path, placement: str, options: dict[str, Any]) -> None:
     """Prints the call that opens what was planned, and the command that shows it again."""
-    defaults = {"device": None, "kv_gib": 0.0, "shard": "0/1", "shard_by": "rows", "layer": None}
+    defaults = {
+        "device": None,
+        "kv_gib": 0.0,
+        "shard": "0/1",
+        "shard_by": "rows",
+        "table_index": None,
+    }
     given = {name: value for name, value in options.items() if value != defaults[name]}
     words = [
         f" --{name.replace('_', '-')} {_shell_word(str(value))}" for name, value in given.items()
@@ -152,7 +158,7 @@ def _print_plan(source: TableSource, planned: Placement) -> None:
     from gramary.placement.grammar import format_bytes
 
     say(
-        f"\ntable {source.spec.ple_index}, decoder layer {source.spec.layer_id}: "
+        f"\ntable {source.spec.table_index}, decoder layer {source.spec.decoder_layer}: "
         f"{source.codec.name}, rows {planned.first_row:,} to {planned.end_row - 1:,}, "
         f"{format_bytes(planned.nbytes)}"
     )

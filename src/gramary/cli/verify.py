@@ -27,9 +27,9 @@ def verify(
 
     source = None
     if against is not None:
-        layer = open_pack(path).spec.ple_index
+        table_index = open_pack(path).spec.table_index
         is_only = len(find_sources(against)) == 1
-        source = open_source(against, None if is_only else layer)
+        source = open_source(against, None if is_only else table_index)
     with progress_bar(f"checking {path.name}") as progress:
         report = verify_pack(path, against=source, progress=progress)
     rows = f"{report.header.geometry.num_rows:,} rows"

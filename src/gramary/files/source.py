@@ -13,27 +13,27 @@ from gramary.process.descriptor_limit import naming_shortage
 
 
 @naming_shortage("read the files of a table")
-def open_source(path: str | os.PathLike[str], layer: int | None = None) -> TableSource:
+def open_source(path: str | os.PathLike[str], table_index: int | None = None) -> TableSource:
     """Returns the table at `path`, described and checked; no storage is allocated.
 
     Args:
         path: a model's folder (also a snapshot in a hub cache), or a pack.
-        layer: which table, as the dense index among the PLE layers; may be None where there is
-            only one.
+        table_index: which table, as the dense index among the PLE layers; may be None where
+            there is only one.
 
     Raises:
-        ArgumentError: nothing is at `path`, several tables are and `layer` is None, or a pack
-            holds another layer's table.
+        ArgumentError: nothing is at `path`, several tables are and `table_index` is None, or a pack
+            holds another table.
         GramaryError: the files are wrong, as `open_checkpoint` and `open_pack` say.
     """
     _check_path(path)
     if os.path.isdir(path):
-        return open_checkpoint(path, layer)
+        return open_checkpoint(path, table_index)
     source = open_pack(path)
-    if layer not in (None, source.spec.ple_index):
+    if table_index not in (None, source.spec.table_index):
         raise ArgumentError(
-            f"layer: expected {source.spec.ple_index}, the only one in {os.fspath(path)}, got "
-            f"{layer!r}"
+            f"table_index: expected {source.spec.table_index}, the only one in "
+            f"{os.fspath(path)}, got {table_index!r}"
         )
     return source
 

@@ -133,15 +133,17 @@ class ModelTables:
             if self._reader is reader:
                 self._reader = None
 
-    def take(self, layer: int, row_ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-        """Returns one layer's rows if this thread reads a prompt of this model, requested early.
+    def take(
+        self, table_index: int, row_ids: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor | None:
+        """Returns one table's rows if this thread reads a prompt of this model, requested early.
 
         Args, Returns and Raises are those of `PromptRows.take`.
         """
         prompt = _reading.get()
         if prompt is None or prompt.tables is not self.tables:
             return None
-        return prompt.take(layer, row_ids, dtype)
+        return prompt.take(table_index, row_ids, dtype)
 
     def _why_not_these(self, chunks: list[Batch]) -> str | None:
         """Returns why these chunks' rows are not requested early, in a few fixed words, or None."""

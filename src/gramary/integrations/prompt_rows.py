@@ -19,7 +19,7 @@ class PromptRows:
     """Rows of one prompt's chunks, on their way through a connector.
 
     Order of calls, all from one thread: construct → `begin` (the first chunks are requested) →
-    `take` in each forward, once a layer → `end`, or `abandon` where any of them failed. A forward
+    `take` in each forward, once a table → `end`, or `abandon` where any of them failed. A forward
     that turns out to run other tokens than the next chunk's gets nothing from here, and nothing is
     requested any more.
 
@@ -30,8 +30,8 @@ class PromptRows:
         num_ahead: chunks requested at once.
 
     Attributes:
-        tables: the layers' tables.
-        num_taken: chunks whose rows were taken from here, for every layer.
+        tables: the connector's tables.
+        num_taken: chunks whose rows were taken from here, for every table.
     """
 
     def __init__(
@@ -59,11 +59,13 @@ class PromptRows:
         for _ in range(self._num_ahead):
             self._request_next()
 
-    def take(self, layer: int, row_ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-        """Returns the rows of one layer of the forward under way, if they were requested.
+    def take(
+        self, table_index: int, row_ids: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor | None:
+        """Returns the rows of one table of the forward under way, if they were requested.
 
         Args:
-            layer: index of the table.
+            table_index: which of the tables.
             row_ids: int64 [..., heads] on the table's device, as the model computed them.
             dtype: dtype of the rows.
 
@@ -76,10 +78,10 @@ class PromptRows:
         if not self._under_way:
             return None
         batch, ticket = self._under_way[0]
-        if not self._is_the_same(layer, batch, row_ids):
+        if not self._is_the_same(table_index, batch, row_ids):
             self.abandon()
             return None
-        rows = self._connector.wait(ticket, layer=layer, dtype=dtype)
+        rows = self._connector.wait(ticket, table_index=table_index, dtype=dtype)
         if len(ticket.awaited) == len(self.tables):
             self._under_way.popleft()
             self.num_taken += 1
@@ -116,9 +118,9 @@ class PromptRows:
             batch = self._chunks.popleft()
             self._under_way.append((batch, self._connector.request(batch)))
 
-    def _is_the_same(self, layer: int, batch: Batch, row_ids: torch.Tensor) -> bool:
+    def _is_the_same(self, table_index: int, batch: Batch, row_ids: torch.Tensor) -> bool:
         """Returns False where the model's own row ids are not those that were requested."""
-        spec, device = self.tables[layer].spec, row_ids.device
+        spec, device = self.tables[table_index].spec, row_ids.device
         own = row_ids.reshape(-1, row_ids.shape[-1])
         if own.shape != (batch.num_tokens, spec.num_heads):
             return False

@@ -39,14 +39,14 @@ class TableEmbedding(nn.Module):
         self.num_embeddings = num_rows
         self.embedding_dim = row_dim
         self._shared: ModelTables | None = None
-        self._layer = 0
+        self._table_index = 0
         # Holds nothing but the dtype that the model has, and follows model.to(dtype).
         self.register_buffer("_dtype_follower", torch.empty(0), persistent=False)
 
     @property
     def table(self) -> Table:
         """The table that rows come from; raises ClosedError before `attach`."""
-        return self.require_shared().tables[self._layer]
+        return self.require_shared().tables[self._table_index]
 
     @property
     def weight(self) -> torch.Tensor:
@@ -62,9 +62,9 @@ class TableEmbedding(nn.Module):
     def _dtype(self) -> torch.dtype:
         return self.get_buffer("_dtype_follower").dtype
 
-    def attach(self, shared: ModelTables, layer: int) -> None:
+    def attach(self, shared: ModelTables, table_index: int) -> None:
         """Gives the module its table: that of the PLE layer with this dense index."""
-        self._shared, self._layer = shared, layer
+        self._shared, self._table_index = shared, table_index
 
     def require_shared(self) -> ModelTables:
         """Returns all tables of the model; raises ClosedError before `attach`."""
@@ -99,7 +99,7 @@ class TableEmbedding(nn.Module):
         row_ids = row_ids.to(table.device)
         # A compiler is shown the lookup alone.
         if not torch.compiler.is_compiling():
-            rows = self.require_shared().take(self._layer, row_ids, self._dtype)
+            rows = self.require_shared().take(self._table_index, row_ids, self._dtype)
             if rows is not None:
                 return rows
         return table.lookup(row_ids, dtype=self._dtype)
@@ -114,7 +114,7 @@ class TableEmbedding(nn.Module):
             "_dtype_follower", self.get_buffer("_dtype_follower").clone(), persistent=False
         )
         copied.train(self.training)
-        copied._shared, copied._layer = self._shared, self._layer
+        copied._shared, copied._table_index = self._shared, self._table_index
         memo[id(self)] = copied
         return copied
 

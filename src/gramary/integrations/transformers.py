@@ -145,8 +145,8 @@ def open_tables(
         model.close()
         raise
     shared = ModelTables(tables, prefill_early_request=prefill_early_request, settings=settings)
-    for layer, ple in enumerate(layers):
-        ple.ple_embedding.ngram_embedding.attach(shared, layer)
+    for table_index, ple in enumerate(layers):
+        ple.ple_embedding.ngram_embedding.attach(shared, table_index)
 
 
 def _sources(model: Any, path: str | os.PathLike[str] | None) -> tuple[TableSource, ...]:
@@ -154,7 +154,7 @@ def _sources(model: Any, path: str | os.PathLike[str] | None) -> tuple[TableSour
     own: tuple[TableSource, ...] = model.table_sources
     if path is None:
         return own
-    others = tuple(open_source(path, layer) for layer in range(len(own)))
+    others = tuple(open_source(path, table_index) for table_index in range(len(own)))
     for source, other in zip(own, others, strict=True):
         packed = other.details.get("source_model_id")
         if source.model_id not in (other.model_id, packed):

@@ -45,18 +45,18 @@ class PLEGeometry:
                 raise ConfigError(f"{field}: expected an integer from {low} to {high}, got {value}")
 
     @classmethod
-    def from_config(cls, config: object, ple_index: int = 0) -> PLEGeometry:
+    def from_config(cls, config: object, table_index: int = 0) -> PLEGeometry:
         """Returns the sizes of one PLE module of a model.
 
         Args:
             config: as `HashSpec.from_config` takes it.
-            ple_index: which PLE module, counting `ple_layer_ids` sorted and without repeats.
+            table_index: which table, counting `ple_layer_ids` sorted and without repeats.
 
         Raises:
             ConfigError: a field is missing or wrong.
-            ArgumentError: `ple_index` names no module of this model.
+            ArgumentError: the model has no table with this `table_index`.
         """
-        spec = HashSpec.from_config(config, ple_index)
+        spec = HashSpec.from_config(config, table_index)
         fields = read_config(config)
         with fields.as_origin():
             return cls(

@@ -40,15 +40,15 @@ class PLELayer(nn.Module):
 
     Args:
         config: a configuration as `HashSpec.from_config` takes it, or a `PLEGeometry`.
-        ple_index: which PLE module, counting `ple_layer_ids` sorted and without repeats.
+        table_index: which table, counting `ple_layer_ids` sorted and without repeats.
         table: where rows come from; None where every call brings its own.
         device: of the parameters; None is the table's, or the CPU.
         dtype: of parameters and activations: bfloat16, float16 or float32.
 
     Raises:
         ConfigError: the configuration gives no valid geometry.
-        ArgumentError: the table is another layer's, or on another device, or the dtype is none of
-            the three.
+        ArgumentError: the table is that of another layer, or on another device, or the
+            dtype is another one.
 
     Source: `Qwen4ExpTextPLELayer` in transformers 5.24, models/qwen4_exp/modeling_qwen4_exp.py.
     """
@@ -56,7 +56,7 @@ class PLELayer(nn.Module):
     def __init__(
         self,
         config: object,
-        ple_index: int = 0,
+        table_index: int = 0,
         *,
         table: Table | None = None,
         device: torch.device | str | None = None,
@@ -64,7 +64,7 @@ class PLELayer(nn.Module):
     ) -> None:
         super().__init__()
         is_geometry = isinstance(config, PLEGeometry)
-        geometry = config if is_geometry else PLEGeometry.from_config(config, ple_index)
+        geometry = config if is_geometry else PLEGeometry.from_config(config, table_index)
         assert isinstance(geometry, PLEGeometry)
         self.geometry = geometry
         if dtype not in DTYPES:
@@ -101,7 +101,7 @@ class PLELayer(nn.Module):
         cls,
         path: str | os.PathLike[str],
         *,
-        layer: int | None = None,
+        table_index: int | None = None,
         table: Table | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -111,8 +111,8 @@ class PLELayer(nn.Module):
 
         Args:
             path: the folder.
-            layer: dense index among the PLE layers; None is the first (`Table.open` asks for it
-                where there are several).
+            table_index: which table, and its layer (see `HashSpec`); None is the first
+                (`Table.open` asks for it where there are several).
             table: an open table of this layer, which stays the caller's; None opens one, which
                 `close` closes.
             device: as for `PLELayer`.
@@ -128,10 +128,10 @@ class PLELayer(nn.Module):
                 f"{', '.join(open_options)}: expected no options for Table.open beside an open "
                 "table"
             )
-        geometry = PLEGeometry.from_config(path, layer or 0)
-        weights = read_weights(path, geometry.spec.layer_id)
+        geometry = PLEGeometry.from_config(path, table_index or 0)
+        weights = read_weights(path, geometry.spec.decoder_layer)
         dtype = dtype or weights["key_proj.weight"].dtype
-        opened = table or Table.open(path, layer=layer, device=device, **open_options)
+        opened = table or Table.open(path, table_index=table_index, device=device, **open_options)
         try:
             module = cls(geometry, table=opened, device=device, dtype=dtype)
             module.load_state_dict(weights)
@@ -310,4 +310,5 @@ class PLELayer(nn.Module):
     def extra_repr(self) -> str:
         """Sizes, for `print`."""
         g = self.geometry
-        return f"streams={g.streams}, hidden_size={g.hidden_size}, layer_id={g.spec.layer_id}"
+        sizes = f"streams={g.streams}, hidden_size={g.hidden_size}"
+        return f"{sizes}, decoder_layer={g.spec.decoder_layer}"

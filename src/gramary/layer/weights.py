@@ -26,12 +26,12 @@ NAMES = (
 PREFIXES = ("model.language_model.layers.{index}.ple.", "model.layers.{index}.ple.")
 
 
-def read_weights(folder: str | os.PathLike[str], layer_id: int) -> dict[str, torch.Tensor]:
+def read_weights(folder: str | os.PathLike[str], decoder_layer: int) -> dict[str, torch.Tensor]:
     """Returns the six weights of one PLE layer by their names within it, as they are stored.
 
     Args:
         folder: a model's folder.
-        layer_id: decoder layer, one-based.
+        decoder_layer: the model's layer, counted from 0.
 
     Raises:
         CheckpointError: the folder or a file is wrong, or a weight is missing, there twice, or of
@@ -39,7 +39,7 @@ def read_weights(folder: str | os.PathLike[str], layer_id: int) -> dict[str, tor
             model's index names.
     """
     files = find_model_files(Path(folder))
-    prefixes = [prefix.format(index=layer_id - 1) for prefix in PREFIXES]
+    prefixes = [prefix.format(index=decoder_layer) for prefix in PREFIXES]
     wanted = {prefix + name: name for prefix in prefixes for name in NAMES}
     found: dict[str, TensorEntry] = {}
     named: set[str] = set()
@@ -49,7 +49,7 @@ def read_weights(folder: str | os.PathLike[str], layer_id: int) -> dict[str, tor
             continue
         if name in found:
             raise CheckpointError(
-                f"{folder}: expected {name} of decoder layer {layer_id} once, found it in "
+                f"{folder}: expected {name} of decoder layer {decoder_layer} once, found it in "
                 f"{found[name].file.path} and {entry.file.path}; remove one, or have the index "
                 f"name the right one"
             )
@@ -58,8 +58,8 @@ def read_weights(folder: str | os.PathLike[str], layer_id: int) -> dict[str, tor
     missing = [name for name in NAMES if name not in found]
     if missing:
         raise CheckpointError(
-            f"{folder}: expected {prefixes[-1]}{missing[0]}, found none; decoder layer {layer_id} "
-            f"has no complete PLE layer, "
+            f"{folder}: expected {prefixes[-1]}{missing[0]}, found none; decoder layer "
+            f"{decoder_layer} has no complete PLE layer, "
             f"{describe_renamed(files) or 'download all files of the model'}"
         )
     return {name: _read(found[name]) for name in NAMES}

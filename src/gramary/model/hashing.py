@@ -24,6 +24,7 @@ MAX_NUM_HEADS = 1024
 # Heads of all modules up to ours: as many primes have to be found.
 MAX_PRIMES = 16384
 MAX_VOCAB_SIZE = 2**31 - 1
+MAX_DECODER_LAYER = 2**31 - 2
 MAX_NGRAM_VOCAB_SIZE = 2**40
 MAX_ROW_DIM = 2**20
 # Bytes of the widest encoding (float32), so that every byte offset is an int64.
@@ -50,8 +51,9 @@ class HashSpec:
         rows_multiple: the table is padded to a multiple of so many rows
             (`make_ngram_vocab_size_divisible_by`).
         seed: seed of the multipliers.
-        ple_index: dense index of the module among the model's PLE layers.
-        layer_id: decoder layer of the module, one-based.
+        table_index: dense index of the table among the model's, in the order of its PLE layers.
+        decoder_layer: the model's layer that uses the table, counted from 0 (`ple_layer_ids` of a
+            configuration counts from 1).
         multipliers: one odd factor for each place in the n-gram, current token first
             [ngram_size].
         sizes: rows of each head, distinct primes [num_heads].
@@ -69,8 +71,8 @@ class HashSpec:
     ngram_vocab_size_base: int
     rows_multiple: int
     seed: int = DEFAULT_SEED
-    ple_index: int = 0
-    layer_id: int = 1
+    table_index: int = 0
+    decoder_layer: int = 0
     multipliers: tuple[int, ...] = dataclasses.field(init=False, repr=False, compare=False)
     sizes: tuple[int, ...] = dataclasses.field(init=False, repr=False, compare=False)
     offsets: tuple[int, ...] = dataclasses.field(init=False, repr=False, compare=False)
@@ -78,7 +80,7 @@ class HashSpec:
     def __post_init__(self) -> None:
         _check_geometry(self)
         sizes = primes_from(
-            self.ngram_vocab_size_base, skip=self.ple_index * self.num_heads, count=self.num_heads
+            self.ngram_vocab_size_base, skip=self.table_index * self.num_heads, count=self.num_heads
         )
         # The class is frozen: derived fields are written here once, behind its back.
         object.__setattr__(self, "sizes", sizes)
@@ -87,28 +89,28 @@ class HashSpec:
         _check_table_bytes(self)
 
     @classmethod
-    def from_config(cls, config: object, ple_index: int = 0) -> HashSpec:
+    def from_config(cls, config: object, table_index: int = 0) -> HashSpec:
         """Returns the geometry of one PLE module of a model.
 
         Args:
             config: a mapping with the fields of `config.json`, an object with `to_dict()` (a
                 transformers configuration), or the path of a `config.json` or of the folder that
                 holds it. Fields inside `text_config`, where there is one, are the ones read.
-            ple_index: which PLE module, counting `ple_layer_ids` sorted and without repeats.
+            table_index: which table, counting `ple_layer_ids` sorted and without repeats.
 
         Raises:
             ConfigError: a file cannot be read, or a field is missing or wrong; the message names
                 the field, what was expected and what came.
-            ArgumentError: `ple_index` names no module of this model.
+            ArgumentError: the model has no table with this `table_index`.
         """
         fields = read_config(config)
         layer_ids = _ple_layer_ids(fields)
         if not layer_ids:
             raise fields.error("ple_layer_ids", "at least one layer id", [])
-        if type(ple_index) is not int or not 0 <= ple_index < len(layer_ids):
+        if type(table_index) is not int or not 0 <= table_index < len(layer_ids):
             raise ArgumentError(
-                f"ple_index: expected an integer from 0 to {len(layer_ids) - 1} "
-                f"(ple_layer_ids {list(layer_ids)}), got {ple_index!r}"
+                f"table_index: expected an integer from 0 to {len(layer_ids) - 1} "
+                f"(ple_layer_ids {list(layer_ids)}), got {table_index!r}"
             )
         with fields.as_origin():
             return cls(
@@ -120,8 +122,8 @@ class HashSpec:
                 ngram_vocab_size_base=fields.integer("ngram_vocab_size_base"),
                 rows_multiple=fields.integer("make_ngram_vocab_size_divisible_by"),
                 seed=fields.integer("seed", default=DEFAULT_SEED),
-                ple_index=ple_index,
-                layer_id=layer_ids[ple_index],
+                table_index=table_index,
+                decoder_layer=layer_ids[table_index] - 1,
             )
 
     @functools.cached_property
@@ -222,8 +224,8 @@ def _check_geometry(spec: HashSpec) -> None:
     _check("ngram_vocab_size_base", spec.ngram_vocab_size_base, 1, MAX_NGRAM_VOCAB_SIZE)
     _check("make_ngram_vocab_size_divisible_by", spec.rows_multiple, 1, MAX_NGRAM_VOCAB_SIZE)
     _check("seed", spec.seed, -(2**63), 2**64 - 1)
-    _check("ple_index", spec.ple_index, 0, MAX_PRIMES // spec.num_heads - 1)
-    _check("layer_id", spec.layer_id, 1, 2**31 - 1)
+    _check("table_index", spec.table_index, 0, MAX_PRIMES // spec.num_heads - 1)
+    _check("decoder_layer", spec.decoder_layer, 0, MAX_DECODER_LAYER)
 
 
 def _check(name: str, value: Any, low: int, high: int) -> None:
@@ -244,7 +246,7 @@ def _check_table_bytes(spec: HashSpec) -> None:
 def _multipliers(spec: HashSpec) -> tuple[int, ...]:
     """Returns the odd hash multipliers, small enough that token * multiplier stays in int64."""
     half = max(1, ((2**63 - 1) // spec.vocab_size) // 2)
-    base = spec.seed + 10007 * spec.ple_index
+    base = spec.seed + 10007 * spec.table_index
     return tuple(
         2 * (_splitmix64(base + _SPLITMIX_GAMMA * (place + 1)) % half) + 1
         for place in range(spec.ngram_size)

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from gramary.errors import ClosedError, no_threads
 from gramary.native import _core
 
-# What the service needs of one layer's table: its hash (`NgramHasher.core`), the rows that it can
+# What the service needs of one table: its hash (`NgramHasher.core`), the rows that it can
 # reach, whether a device reads the results next, and what keeps the rows' memory and reader.
 StoreArguments = _core.StoreArguments
-# A region to serve: its address and layout, a store for each layer, and what keeps its memory.
+# A region to serve: its address and layout, a store for each table, and what keeps its memory.
 Tenant = _core.TenantArguments
 
 

@@ -14,7 +14,7 @@ RingFields = _core.RingFields
 
 # What has become of a request, or of its inputs: the low bits of a state word.
 Phase = _core.Phase
-# Why a layer's rows could not be had.
+# Why a table's rows could not be had.
 Failure = _core.Failure
 
 RegionLayout = _core.RegionLayout

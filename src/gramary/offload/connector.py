@@ -65,8 +65,8 @@ class Connector(Closing, ProcessBound):
     the host. Graphs captured on one stream, and other work of that stream, must not overlap.
 
     Args:
-        tables: the PLE layers' tables, in the layers' order, on one device; one request fetches
-            for all.
+        tables: the tables of the PLE layers, in the layers' order, on one device; one request
+            fetches for all.
         max_tokens: most tokens of a batch, padding included.
         num_slots: results of the host lane that may be under way at once.
         worker: where the service runs: "thread" (in this process) or "process" (its own).
@@ -218,18 +218,18 @@ class Connector(Closing, ProcessBound):
         self,
         ticket: Ticket,
         *,
-        layer: int = 0,
+        table_index: int = 0,
         out: torch.Tensor | None = None,
         dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        """Returns the rows of one layer of a ticket, when they are there.
+        """Returns the rows of one table of a ticket, when they are there.
 
-        The slot is released right behind the last layer's rows. Each layer is awaited once; a call
+        The slot is released right behind the last table's rows. Each table is awaited once; a call
         that is interrupted, or refused, was none.
 
         Args:
             ticket: what `request` returned.
-            layer: index of the table among the connector's.
+            table_index: which of the connector's `tables`, counted from 0.
             out: result buffer as for `Table.embed`.
             dtype: as for `Table.embed`.
 
@@ -241,33 +241,33 @@ class Connector(Closing, ProcessBound):
             RowFetchError: the rows could not be had; the result buffer holds NaN. On CUDA a
                 result turns NaN in stream order, and a later call tells; the ticket that such a
                 call is about stays open.
-            ArgumentError: the ticket is not this connector's, or the layer was awaited before.
+            ArgumentError: the ticket is not this connector's, or the table was awaited before.
             ClosedError: the connector was closed.
         """
         require_type("ticket", ticket, Ticket)
-        layer = require_integer("layer", layer)
+        table_index = require_integer("table_index", table_index)
         with self._lock:
             self._require_open()
-            claim = self._require_awaitable(ticket, layer)
+            claim = self._require_awaitable(ticket, table_index)
             if self._device and (error := self._device.take_error(of_tokens=False)):
                 raise error
-            table = self._tables[layer]
-            shape, heads = (claim.num_tokens,), self._limits.num_heads[layer]
+            table = self._tables[table_index]
+            shape, heads = (claim.num_tokens,), self._limits.num_heads[table_index]
             result = result_buffer(table.codec, shape, heads, table.device, out, dtype)
             try:
-                self._take(claim, layer, result)
+                self._take(claim, table_index, result)
                 return result
             except BaseException:
-                if not claim.is_released and layer not in claim.failed:
+                if not claim.is_released and table_index not in claim.failed:
                     # Whoever has the ticket may wait once more.
-                    claim.awaited.discard(layer)
+                    claim.awaited.discard(table_index)
                 raise
 
     def cancel(self, ticket: Ticket) -> None:
-        """Gives up what is left of a ticket, whether layers were awaited or not.
+        """Gives up what is left of a ticket, whether tables were awaited or not.
 
         Its slot becomes free. Nothing is done for one that has nothing left: it was awaited for
-        every layer, or canceled. On CUDA, a ticket of the stream lane, or one that layers were
+        every table, or canceled. On CUDA, a ticket of the stream lane, or one that tables were
         awaited for, is given up in the order of the current stream.
 
         Raises:
@@ -286,7 +286,7 @@ class Connector(Closing, ProcessBound):
                 claim.is_canceled = True
 
     def release_outputs(self) -> None:
-        """Frees, at the end of a forward, the slots of tickets awaited for some layers only.
+        """Frees, at the end of a forward, the slots of tickets awaited for some tables only.
 
         Those of tickets not awaited at all are left: their forward is still to come.
         """
@@ -399,20 +399,20 @@ class Connector(Closing, ProcessBound):
         """The running row service."""
         return self._service
 
-    def _take(self, claim: Claim, layer: int, out: torch.Tensor) -> None:
-        """Takes a layer's rows, and gives the slot back behind the last layer's."""
+    def _take(self, claim: Claim, table_index: int, out: torch.Tensor) -> None:
+        """Takes a table's rows, and gives the slot back behind the last table's."""
         try:
-            claim.lane.take(claim, layer, out)
+            claim.lane.take(claim, table_index, out)
         except RowFetchError:
             # There are no rows to wait for any more.
-            claim.failed.add(layer)
-            self._finish(claim, layer)
+            claim.failed.add(table_index)
+            self._finish(claim, table_index)
             raise
-        self._finish(claim, layer)
+        self._finish(claim, table_index)
 
-    def _finish(self, claim: Claim, layer: int) -> None:
-        """Counts a layer as awaited, and closes the books on a claim without layers left."""
-        claim.awaited.add(layer)
+    def _finish(self, claim: Claim, table_index: int) -> None:
+        """Counts a table as awaited, and closes the books on a claim without tables left."""
+        claim.awaited.add(table_index)
         if len(claim.awaited) == len(self._tables):
             self._give_back(claim)
 
@@ -445,14 +445,16 @@ class Connector(Closing, ProcessBound):
                 "forked: open the table and make the connector here"
             )
 
-    def _require_awaitable(self, ticket: Ticket, layer: int) -> Claim:
+    def _require_awaitable(self, ticket: Ticket, table_index: int) -> Claim:
         claim = ticket.claim
         if claim not in self._claims or claim.is_released:
             raise ArgumentError(f"ticket: expected one under way, got {ticket}")
-        if not 0 <= layer < len(self._tables):
-            raise ArgumentError(f"layer: expected 0 to {len(self._tables) - 1}, got {layer}")
-        if layer in claim.awaited:
-            raise ArgumentError(f"layer: {layer} of this ticket was awaited before")
+        if not 0 <= table_index < len(self._tables):
+            raise ArgumentError(
+                f"table_index: expected 0 to {len(self._tables) - 1}, got {table_index}"
+            )
+        if table_index in claim.awaited:
+            raise ArgumentError(f"table_index: {table_index} of this ticket was awaited before")
         return claim
 
 

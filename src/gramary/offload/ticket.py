@@ -11,7 +11,7 @@ from gramary.process.bound import ProcessBound
 
 
 class Ticket(ProcessBound):
-    """A caller's hold on rows under way, from `Connector.request` until every layer was awaited.
+    """A caller's hold on rows under way, from `Connector.request` until every table was awaited.
 
     Whoever has it waits for the rows, or cancels them. One that is dropped is given up by the
     connector's next `request`.

@@ -18,13 +18,13 @@ class OpenRecipe:
 
     Attributes:
         path: absolute path of the model's folder or pack.
-        layer: which table of the folder.
+        table_index: which table of the folder.
         model_id: identity of the rows that were found there.
         options: the arguments of `Table.from_source`, but for `progress`.
     """
 
     path: str
-    layer: int | None
+    table_index: int | None
     model_id: str
     options: Mapping[str, Any]
 
@@ -35,7 +35,7 @@ class OpenRecipe:
             CheckpointError: other rows lie there.
             GramaryError: as `open_source`.
         """
-        source = open_source(self.path, self.layer)
+        source = open_source(self.path, self.table_index)
         if source.model_id != self.model_id:
             raise CheckpointError(
                 f"{self.path}: expected the rows of the table that was pickled, got other rows; "

@@ -134,15 +134,15 @@ def test_files_of_other_tensors_may_be_absent(copy_checkpoint):
 
 
 def test_several_tables_are_told_apart_by_their_layer(make_checkpoint):
-    folder = make_checkpoint(codec="fp8", ple_layers=(2, 3))
+    folder = make_checkpoint(codec="fp8", ple_layer_ids=(2, 3))
     sources = find_sources(folder)
-    assert [source.spec.ple_index for source in sources] == [0, 1]
-    assert [source.spec.layer_id for source in sources] == [2, 3]
+    assert [source.spec.table_index for source in sources] == [0, 1]
+    assert [source.spec.decoder_layer for source in sources] == [1, 2]
     assert sources == tuple(open_source(folder, layer) for layer in (0, 1))
     assert sources[0].model_id != sources[1].model_id
     assert not torch.equal(encoded_rows(sources[0]), encoded_rows(sources[1])[:18688])
     (only,) = find_checkpoints(make_checkpoint())
-    assert only == open_checkpoint(make_checkpoint(), layer=0)
+    assert only == open_checkpoint(make_checkpoint(), table_index=0)
 
 
 @pytest.mark.parametrize("scale_dtype", [torch.bfloat16, torch.float32])

@@ -120,7 +120,7 @@ def test_a_configuration_whose_tables_are_not_there(change_tensors):
         change_tensors(drop_all),
         TableNotFoundError,
         "*.layers.1.ple.ple_embedding.ngram_embedding.shard_N.weight",
-        "decoder layer 2",
+        "decoder layer 1",
         "download all files",
     )
 
@@ -134,15 +134,15 @@ def test_a_table_in_one_piece(change_tensors):
 
 
 def test_tables_of_layers_that_the_configuration_does_not_name(change_config):
-    folder = change_config(lambda config: config.update(ple_layer_ids=[2]), ple_layers=(2, 3))
-    refused(folder, CheckpointError, "layers [2, 3]", "ple_layer_ids [2]")
+    folder = change_config(lambda config: config.update(ple_layer_ids=[2]), ple_layer_ids=(2, 3))
+    refused(folder, CheckpointError, "layers [1, 2]", "ple_layer_ids [2]")
 
 
 @pytest.mark.parametrize("layer", [None, 2, -1, True, "0", 0.0])
 def test_a_layer_that_is_not_there_or_not_chosen(make_checkpoint, layer):
-    folder = make_checkpoint(ple_layers=(2, 3))
+    folder = make_checkpoint(ple_layer_ids=(2, 3))
     error = ArgumentError if layer is None else TableNotFoundError
-    with pytest.raises(error, match="layer: expected an index from 0 to 1"):
+    with pytest.raises(error, match="table_index: expected an index from 0 to 1"):
         open_checkpoint(folder, layer)
 
 

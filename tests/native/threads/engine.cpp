@@ -42,8 +42,8 @@ class Places {
     Slot take_slot() {
         Slot slot{take<SlotHeader>(1), {}};
         constexpr std::size_t kNumIds = Engine::kMaxTokens * kNumHeads;
-        for (int layer = 0; layer < Engine::kNumLayers; ++layer) {
-            slot.layers.push_back({take<Answer>(1), take<std::int64_t>(kNumIds),
+        for (int table_index = 0; table_index < Engine::kNumTables; ++table_index) {
+            slot.tables.push_back({take<Answer>(1), take<std::int64_t>(kNumIds),
                                    take<std::uint8_t>(kNumIds * kRowBytes)});
         }
         return slot;
@@ -90,8 +90,8 @@ bool Engine::is_stopped() const {
            static_cast<std::uint32_t>(ServiceState::stopped);
 }
 
-bool Engine::await(const Slot& slot, int layer) const {
-    std::uint32_t& ready = slot.layers[static_cast<std::size_t>(layer)].answer->ready;
+bool Engine::await(const Slot& slot, int table_index) const {
+    std::uint32_t& ready = slot.tables[static_cast<std::size_t>(table_index)].answer->ready;
     while (!load_acquire(ready)) {
         if (is_stopped() && !load_acquire(ready)) return false;
         std::this_thread::yield();
@@ -108,8 +108,8 @@ bool Engine::await_done(const Slot& slot, std::uint64_t number) const {
     return true;
 }
 
-void Engine::check_rows(const Slot& slot, int layer, std::int64_t num_tokens) {
-    const Slot::Layer& parts = slot.layers[static_cast<std::size_t>(layer)];
+void Engine::check_rows(const Slot& slot, int table_index, std::int64_t num_tokens) {
+    const Slot::Table& parts = slot.tables[static_cast<std::size_t>(table_index)];
     for (std::int64_t i = 0; i < num_tokens * kNumHeads; ++i) {
         EXPECT(is_row(parts.ids[i], parts.rows + i * kRowBytes));
     }
@@ -119,24 +119,24 @@ bool Engine::use_stream_lane(std::mt19937_64& random) {
     const Slot& slot = region_.stream_slots[0];
     const std::uint64_t number = stream_number_ + 1;
     const auto num_tokens = static_cast<std::int64_t>(1 + random() % 64);
-    for (const Slot::Layer& layer : slot.layers) {
-        std::generate_n(layer.ids, num_tokens * kNumHeads, [&] {
+    for (const Slot::Table& table : slot.tables) {
+        std::generate_n(table.ids, num_tokens * kNumHeads, [&] {
             return static_cast<std::int64_t>(random() %
                                              static_cast<std::uint64_t>(num_table_rows()));
         });
     }
     store_release(slot.header->num_tokens, num_tokens);
-    for (int layer = 0; layer < kNumLayers; ++layer) {
-        store_release(slot.header->states[layer], state_of(number, Phase::requested));
+    for (int table_index = 0; table_index < kNumTables; ++table_index) {
+        store_release(slot.header->states[table_index], state_of(number, Phase::requested));
     }
     store_release(slot.header->number, number);
     stream_number_ = number;
-    for (int layer = 0; layer < kNumLayers; ++layer) {
-        if (!await(slot, layer)) return false;
-        const std::uint64_t state = load_acquire(slot.header->states[layer]);
+    for (int table_index = 0; table_index < kNumTables; ++table_index) {
+        if (!await(slot, table_index)) return false;
+        const std::uint64_t state = load_acquire(slot.header->states[table_index]);
         EXPECT(state >> 3 == number);
         if (state == state_of(number, Phase::published)) {
-            check_rows(slot, layer, num_tokens);
+            check_rows(slot, table_index, num_tokens);
             ++num_answered_;
         }
     }
@@ -149,12 +149,12 @@ bool Engine::use_stream_lane(std::mt19937_64& random) {
 void Engine::give_up_stream_request() {
     const std::uint64_t number = stream_number_;
     const Slot& slot = region_.stream_slots[0];
-    for (int layer = 0; number > 0 && layer < kNumLayers; ++layer) {
-        if (!swap_state(slot.header->states[layer], state_of(number, Phase::requested),
+    for (int table_index = 0; number > 0 && table_index < kNumTables; ++table_index) {
+        if (!swap_state(slot.header->states[table_index], state_of(number, Phase::requested),
                         state_of(number, Phase::abandoned))) {
             continue;
         }
-        Answer& answer = *slot.layers[static_cast<std::size_t>(layer)].answer;
+        Answer& answer = *slot.tables[static_cast<std::size_t>(table_index)].answer;
         raise_to(answer.progress, progress_of(number, kParts));
         store_release(answer.ready, std::uint32_t{1});
     }
@@ -173,8 +173,8 @@ std::uint64_t Engine::ask_host_lane(std::mt19937_64& random) {
     input.header->num_requests = 1;
     input.header->has_history = 1;
     input.header->number = number;
-    for (int layer = 0; layer < kNumLayers; ++layer) {
-        store_release(input.header->states[layer], state_of(number, Phase::requested));
+    for (int table_index = 0; table_index < kNumTables; ++table_index) {
+        store_release(input.header->states[table_index], state_of(number, Phase::requested));
     }
     store_release(input.header->claim, state_of(number, Phase::requested));
     store_release(region_.header->host_number, number);
@@ -187,15 +187,15 @@ bool Engine::use_host_lane(std::mt19937_64& random) {
     const Slot& slot = region_.host_slot(number);
     const std::int64_t num_tokens = input.header->num_tokens;
     const bool is_canceled = number % 5 == 0;
-    for (int layer = 0; layer < kNumLayers; ++layer) {
-        std::uint64_t& state = input.header->states[layer];
+    for (int table_index = 0; table_index < kNumTables; ++table_index) {
+        std::uint64_t& state = input.header->states[table_index];
         if (is_canceled && swap_state(state, state_of(number, Phase::requested),
                                       state_of(number, Phase::abandoned))) {
             continue;
         }
-        if (!await(slot, layer)) return false;
+        if (!await(slot, table_index)) return false;
         if (load_acquire(state) == state_of(number, Phase::published)) {
-            check_rows(slot, layer, num_tokens);
+            check_rows(slot, table_index, num_tokens);
         }
     }
     // Inputs that were given up before the service began with them are taken back.

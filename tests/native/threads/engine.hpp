@@ -14,12 +14,12 @@ namespace gramary::threads {
 // csrc/offload/ring.hpp tells it. One thread uses each lane; a watchdog may be a third.
 class Engine {
  public:
-    static constexpr int kNumLayers = 2;
+    static constexpr int kNumTables = 2;
     static constexpr std::int64_t kMaxTokens = 600;
 
     Engine();
 
-    // Adds what a service takes: its view of the memory, and the layers' rows. The engine outlives
+    // Adds what a service takes: its view of the memory, and the tables' rows. The engine outlives
     // the service.
     void join(std::list<offload::Tenant>& tenants, const std::vector<std::uint8_t>& host_rows,
               DiskReader& disk);
@@ -37,8 +37,8 @@ class Engine {
 
  private:
     std::uint64_t ask_host_lane(std::mt19937_64& random);
-    bool await(const offload::Slot& slot, int layer) const;
-    void check_rows(const offload::Slot& slot, int layer, std::int64_t num_tokens);
+    bool await(const offload::Slot& slot, int table_index) const;
+    void check_rows(const offload::Slot& slot, int table_index, std::int64_t num_tokens);
     bool is_stopped() const;
     // Waits until the service is through with a request; false where it stops first.
     bool await_done(const offload::Slot& slot, std::uint64_t number) const;

@@ -47,9 +47,9 @@ def is_last_store_fenced(ptx):
 
 
 hashed = {"NGRAM": 3, "HEADS": 8, "HAS_HISTORY": True, "BT": 8, "BH": 16}
-for num_layers in (0, 2):
-    ptx = compile_kernel(request_kernel, hashed | {"NUM_LAYERS": num_layers})
-    if num_layers:
+for num_tables in (0, 2):
+    ptx = compile_kernel(request_kernel, hashed | {"NUM_TABLES": num_tables})
+    if num_tables:
         # The number, behind ids and states.
         assert is_last_store_fenced(ptx)
 for codec in (Codec("fp8", 160, 0.5), Codec("nvfp4", 160, 0.5)):

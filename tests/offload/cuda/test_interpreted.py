@@ -142,24 +142,24 @@ def test_kind_18_rows_of_device_extents_are_merged_and_counted(
 def test_several_layers_in_any_order(cuda_connector: Make) -> None:
     with (
         make_table("fp8") as first,
-        make_table("nvfp4", ple_index=1) as second,
-        make_table("bf16", ple_index=2, ngram_size=4) as third,
+        make_table("nvfp4", table_index=1) as second,
+        make_table("bf16", table_index=2, ngram_size=4) as third,
         cuda_connector([first, second, third], max_tokens=16, settings=PATIENT) as connector,
     ):
         tables = [first, second, third]
         for seed, prefill in ((0, True), (1, False), (2, True), (3, False)):
             batch = make_batch(seed, prefill=prefill, width=3)
             ticket = connector.request(batch)
-            for layer in (1, 0, 2):
-                rows = connector.wait(ticket, layer=layer)
-                assert same(rows, expected_rows(tables[layer], batch))
-                assert ticket.is_released == (layer == 2)
+            for table_index in (1, 0, 2):
+                rows = connector.wait(ticket, table_index=table_index)
+                assert same(rows, expected_rows(tables[table_index], batch))
+                assert ticket.is_released == (table_index == 2)
         for prefill in (True, False):
             ticket = connector.request(make_batch(3, prefill=prefill, width=3))
-            connector.wait(ticket, layer=1)
+            connector.wait(ticket, table_index=1)
             connector.release_outputs()
             batch = make_batch(5, prefill=prefill, width=3)
-            rows = connector.wait(connector.request(batch), layer=2)
+            rows = connector.wait(connector.request(batch), table_index=2)
             assert same(rows, expected_rows(third, batch))
             connector.release_outputs()
 
@@ -289,16 +289,16 @@ def test_what_is_refused_while_capturing_can_be_done_behind_it(
     """A ticket stays as it was: its slot is neither lost nor released twice."""
     with (
         make_table() as first,
-        make_table(ple_index=1) as second,
+        make_table(table_index=1) as second,
         cuda_connector([first, second], max_tokens=16, settings=PATIENT) as connector,
     ):
         for seed in range(4):
             batch = make_batch(seed, prefill=prefill)
             ticket = connector.request(batch)
             if seed % 2:
-                connector.wait(ticket, layer=0)
+                connector.wait(ticket, table_index=0)
             streams.capturing = True  # type: ignore[attr-defined]
-            refused = [lambda: connector.wait(ticket, layer=1)]  # noqa: B023
+            refused = [lambda: connector.wait(ticket, table_index=1)]  # noqa: B023
             if seed % 2:
                 refused.append(connector.release_outputs)
             elif not prefill:
@@ -312,8 +312,8 @@ def test_what_is_refused_while_capturing_can_be_done_behind_it(
             assert connector.stats()["open_tickets"] == 0
         batch = make_batch(9, prefill=prefill)
         ticket = connector.request(batch)
-        assert same(connector.wait(ticket, layer=1), expected_rows(second, batch))
-        assert same(connector.wait(ticket, layer=0), expected_rows(first, batch))
+        assert same(connector.wait(ticket, table_index=1), expected_rows(second, batch))
+        assert same(connector.wait(ticket, table_index=0), expected_rows(first, batch))
         connector.check()
 
 

@@ -36,7 +36,7 @@ WITHIN = (
 @pytest.fixture(scope="module")
 def tables() -> Iterator[list[Table]]:
     ask_for("triton")
-    with make_table("bf16") as first, make_table("bf16", ple_index=1) as second:
+    with make_table("bf16") as first, make_table("bf16", table_index=1) as second:
         yield [first, second]
 
 
@@ -62,8 +62,10 @@ class Scene:
         self.tickets: list[Ticket] = []
 
     def take(self, ticket: Ticket) -> None:
-        for layer in sorted(set(range(2)) - ticket.awaited):
-            assert torch.equal(self.connector.wait(ticket, layer=layer), self.expected[layer])
+        for table_index in sorted(set(range(2)) - ticket.awaited):
+            assert torch.equal(
+                self.connector.wait(ticket, table_index=table_index), self.expected[table_index]
+            )
 
     def is_as_new(self) -> None:
         fresh = [self.connector.request(self.batch) for _ in range(self.num_slots)]
@@ -99,7 +101,7 @@ def test_kind_15_a_wait(
     def before() -> None:
         scene.tickets[:] = [connector.request(scene.batch)]
         if is_last:
-            connector.wait(scene.tickets[0], layer=0)
+            connector.wait(scene.tickets[0], table_index=0)
 
     def check() -> None:
         ticket = scene.tickets.pop()
@@ -109,7 +111,7 @@ def test_kind_15_a_wait(
         scene.is_as_new()
 
     interrupt_everywhere(
-        lambda: connector.wait(scene.tickets[0], layer=1),
+        lambda: connector.wait(scene.tickets[0], table_index=1),
         check,
         before=before,
         within=WITHIN,
@@ -125,8 +127,8 @@ def test_kind_15_a_cancel(
 
     def before() -> None:
         scene.tickets[:] = [connector.request(scene.batch)]
-        for layer in range(num_awaited):
-            connector.wait(scene.tickets[0], layer=layer)
+        for table_index in range(num_awaited):
+            connector.wait(scene.tickets[0], table_index=table_index)
 
     def check() -> None:
         connector.cancel(scene.tickets.pop())
@@ -148,7 +150,7 @@ def test_kind_15_a_ticket_that_its_owner_lost(
     for _ in range(2 * NUM_SLOTS + 1):
         connector.request(scene.batch)
         ticket = connector.request(scene.batch)
-        connector.wait(ticket, layer=1)
+        connector.wait(ticket, table_index=1)
         del ticket
     scene.is_as_new()
 
@@ -184,10 +186,10 @@ def test_kind_15_a_call_that_broke_off_is_not_gone_on_with_inside_a_capture(
     with monkeypatch.context() as patched:
         patched.setattr("gramary.offload.cuda.device_lane.take_rows", broken)
         with pytest.raises(KeyboardInterrupt):
-            connector.wait(ticket, layer=0)
+            connector.wait(ticket, table_index=0)
     streams.capturing = True  # type: ignore[attr-defined]
     with pytest.raises(ArgumentError, match="one CUDA graph"):
-        connector.wait(ticket, layer=0)
+        connector.wait(ticket, table_index=0)
     with pytest.raises(SlotsBusyError, match="end the capture of the CUDA graph"):
         connector.cancel(ticket)
     streams.capturing = False  # type: ignore[attr-defined]

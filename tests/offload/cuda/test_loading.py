@@ -61,13 +61,13 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> tuple[set[Any], set[Any]]:
     return loaded, launched
 
 
-@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("num_tables", [1, 2])
 def test_kind_17_whatever_the_lanes_launch_was_loaded_before(
-    cuda_connector: Callable[..., Connector], recorded: tuple[set[Any], set[Any]], num_layers: int
+    cuda_connector: Callable[..., Connector], recorded: tuple[set[Any], set[Any]], num_tables: int
 ) -> None:
     loaded, launched = recorded
-    tables = [make_table(codec, ple_index=i) for i, codec in enumerate(("fp8", "bf16"))]
-    with cuda_connector(tables[:num_layers], max_tokens=64, settings=PATIENT) as connector:
+    tables = [make_table(codec, table_index=i) for i, codec in enumerate(("fp8", "bf16"))]
+    with cuda_connector(tables[:num_tables], max_tokens=64, settings=PATIENT) as connector:
         assert loaded
         assert not launched
         for prefill in (True, False):
@@ -77,10 +77,10 @@ def test_kind_17_whatever_the_lanes_launch_was_loaded_before(
                 others = [] if prefill or len(lengths) < 3 else narrowed(whole)
                 for batch in (whole, *others):
                     ticket = connector.request(batch)
-                    for layer in reversed(range(num_layers)):
-                        connector.wait(ticket, layer=layer)
+                    for index in reversed(range(num_tables)):
+                        connector.wait(ticket, table_index=index)
             given_up = connector.request(make_batch(2, prefill=prefill))
-            if num_layers > 1:
+            if num_tables > 1:
                 connector.wait(given_up)
             connector.cancel(given_up)
     for table in tables:

@@ -97,8 +97,8 @@ class Stage:
     def _step(self, connector: Connector) -> None:
         ticket = connector.request(self.batch)
         self.other = self.other @ self.other / 256
-        for layer, out in enumerate(self.outs):
-            connector.wait(ticket, layer=layer, out=out)
+        for table_index, out in enumerate(self.outs):
+            connector.wait(ticket, table_index=table_index, out=out)
 
     def replay(self, batch: Batch) -> None:
         """Fills the tensors and replays."""
@@ -115,7 +115,7 @@ class Stage:
         self.batch.history[: batch.num_requests] = batch.history.cuda()
 
     def expect(self, truths: list[Table], batch: Batch) -> None:
-        """Compares every layer with the tables on the CPU; padding is zero."""
+        """Compares every table's rows with those on the CPU; padding is zero."""
         for out, truth in zip(self.outs, truths, strict=True):
             rows = out.cpu()
             assert torch.equal(rows[: batch.num_tokens], expected_rows(truth, batch))
@@ -185,7 +185,11 @@ def test_replays_back_to_back_without_the_host(table: Table, cuda_table: Table) 
 
 
 def test_several_layers_in_a_graph() -> None:
-    kinds = [("fp8", {}), ("nvfp4", {"ple_index": 1}), ("bf16", {"ple_index": 2, "ngram_size": 4})]
+    kinds = [
+        ("fp8", {}),
+        ("nvfp4", {"table_index": 1}),
+        ("bf16", {"table_index": 2, "ngram_size": 4}),
+    ]
     truths = [make_table(codec, **geometry) for codec, geometry in kinds]
     places = ["host", SPLIT, "device"]
     tables = [
@@ -200,7 +204,7 @@ def test_several_layers_in_a_graph() -> None:
             stage.expect(truths, batch)
             if seed % 4 == 0:
                 ticket = connector.request(make_batch(seed, width=3))
-                rows = connector.wait(ticket, layer=seed % 3)
+                rows = connector.wait(ticket, table_index=seed % 3)
                 expected = expected_rows(truths[seed % 3], make_batch(seed, width=3))
                 assert torch.equal(rows.cpu(), expected)
                 connector.release_outputs()

@@ -28,7 +28,7 @@ from gramary.model.codecs import Codec
 from gramary.model.hashing import HashSpec, num_ple_layers
 
 
-def open_checkpoint(folder: str | os.PathLike[str], layer: int | None = None) -> TableSource:
+def open_checkpoint(folder: str | os.PathLike[str], table_index: int | None = None) -> TableSource:
     """Returns the n-gram table of a model's folder, described and checked, with nothing loaded.
 
     Only headers, hash buffers and scales are read, and once everything is found right a few rows
@@ -36,13 +36,13 @@ def open_checkpoint(folder: str | os.PathLike[str], layer: int | None = None) ->
 
     Args:
         folder: a folder as `save_pretrained` writes it, or a snapshot in a hub cache.
-        layer: which table, as the dense index among the PLE layers; may be None where there is
-            only one.
+        table_index: which table, as the dense index among the PLE layers; may be None where
+            there is only one.
 
     Raises:
         ConfigError: `config.json` is missing or gives no valid geometry.
         TableNotFoundError: the model has no n-gram table, or not the one asked for.
-        ArgumentError: there are several tables and `layer` is None.
+        ArgumentError: there are several tables and `table_index` is None.
         CheckpointError: the files are wrong; ShardError, ScaleError and HashMismatchError say in
             which way.
         RowReadError: a sampled row cannot be read.
@@ -50,7 +50,7 @@ def open_checkpoint(folder: str | os.PathLike[str], layer: int | None = None) ->
     folder = Path(os.path.abspath(folder))
     files = find_model_files(folder)
     specs, tables = _read_tables(files, folder)
-    return _describe(files, specs[_choose(len(specs), layer, folder)], tables)
+    return _describe(files, specs[_choose(len(specs), table_index, folder)], tables)
 
 
 def find_checkpoints(folder: str | os.PathLike[str]) -> tuple[TableSource, ...]:
@@ -80,7 +80,7 @@ def describe_tables(files: ModelFiles, config: object) -> tuple[TableSource, ...
 def _read_tables(
     files: ModelFiles, config: object
 ) -> tuple[list[HashSpec], dict[int, TableTensors]]:
-    """Returns the geometry of every PLE layer and the tables by one-based decoder layer."""
+    """Returns the geometry of every PLE layer and the tables by decoder layer."""
     folder = files.folder
     specs = [HashSpec.from_config(config, index) for index in range(num_ple_layers(config))]
     if not specs:
@@ -89,41 +89,41 @@ def _read_tables(
             f"ple_layer_ids; choose a Qwen4-Exp model"
         )
     tables = collect_tables(files)
-    layer_ids = [spec.layer_id for spec in specs]
-    strangers = sorted(set(tables) - set(layer_ids))
-    if strangers:
+    if set(tables) - {spec.decoder_layer for spec in specs}:
+        one_based = [spec.decoder_layer + 1 for spec in specs]
         raise CheckpointError(
-            f"{folder}: the files hold n-gram tables of decoder layers {sorted(tables)} "
-            f"(one-based), but config.json names ple_layer_ids {layer_ids}; they are of different "
-            f"models"
+            f"{folder}: the files hold n-gram tables of decoder layers {sorted(tables)} (counted "
+            f"from 0), but config.json names ple_layer_ids {one_based} (counted from 1); they are "
+            f"of different models"
         )
     return specs, tables
 
 
-def _choose(num_tables: int, layer: int | None, folder: Path) -> int:
+def _choose(num_tables: int, table_index: int | None, folder: Path) -> int:
     """Returns the dense index of the table asked for."""
-    if layer is None and num_tables > 1:
+    if table_index is None and num_tables > 1:
         raise ArgumentError(
-            f"layer: expected an index from 0 to {num_tables - 1}, because {folder} has "
+            f"table_index: expected an index from 0 to {num_tables - 1}, because {folder} has "
             f"{num_tables} n-gram tables, got None"
         )
-    index = 0 if layer is None else layer
+    index = 0 if table_index is None else table_index
     if type(index) is not int or not 0 <= index < num_tables:
         raise TableNotFoundError(
-            f"layer: expected an index from 0 to {num_tables - 1}, the n-gram tables of {folder}, "
-            f"got {layer!r}"
+            f"table_index: expected an index from 0 to {num_tables - 1}, the n-gram tables of "
+            f"{folder}, got {table_index!r}"
         )
     return index
 
 
 def _describe(files: ModelFiles, spec: HashSpec, tables: Mapping[int, TableTensors]) -> TableSource:
     """Returns one table, checked."""
-    folder, table = files.folder, tables.get(spec.layer_id)
+    folder, table = files.folder, tables.get(spec.decoder_layer)
     if table is None or not table.shards:
         raise TableNotFoundError(
-            f"{folder}: expected tensors *.layers.{spec.layer_id - 1}.ple.ple_embedding."
-            f"ngram_embedding.shard_N.weight, as config.json names PLE on decoder layer "
-            f"{spec.layer_id}, found none; "
+            f"{folder}: expected tensors *.layers.{spec.decoder_layer}.ple.ple_embedding."
+            f"ngram_embedding.shard_N.weight, as config.json has a table on decoder "
+            f"layer {spec.decoder_layer} (ple_layer_ids counts from 1: {spec.decoder_layer + 1}), "
+            f"found none; "
             f"{describe_renamed(files) or 'download all files of the model'}"
         )
     try:

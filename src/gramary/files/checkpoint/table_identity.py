@@ -14,6 +14,7 @@ import json
 import torch
 import xxhash
 
+from gramary.files.hash_members import members_of
 from gramary.files.layout import RowLayout
 from gramary.files.stream import RowReader
 from gramary.model.codecs import Codec
@@ -29,7 +30,7 @@ def identify_table(spec: HashSpec, codec: Codec, layout: RowLayout) -> str:
         RowReadError: a sampled row cannot be read.
     """
     described = {
-        "spec": dataclasses.asdict(spec),
+        "spec": members_of(spec),
         "codec": dataclasses.asdict(codec),
         "num_rows": layout.num_rows,
     }

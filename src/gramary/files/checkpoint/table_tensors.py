@@ -39,7 +39,7 @@ class TableTensors:
     """The tensors of one table, as the files have them; nothing about them is checked yet.
 
     Attributes:
-        layer_id: decoder layer, one-based.
+        decoder_layer: the model's layer that uses it, counted from 0 as in the tensors' names.
         prefix: what the tensors' names start with, up to `ple_embedding.`.
         shards: `shard_{i}.weight` by number.
         block_scales: `shard_{i}.weight_scale` by number (nvfp4).
@@ -48,7 +48,7 @@ class TableTensors:
         named: those of them that the model's index places where they are.
     """
 
-    layer_id: int
+    decoder_layer: int
     prefix: str
     shards: dict[int, TensorEntry] = dataclasses.field(default_factory=dict)
     block_scales: dict[int, TensorEntry] = dataclasses.field(default_factory=dict)
@@ -67,7 +67,7 @@ class TableTensors:
 
 
 def collect_tables(files: ModelFiles) -> dict[int, TableTensors]:
-    """Returns the tables of a model by one-based decoder layer, from the files' headers.
+    """Returns the tables of a model by decoder layer (counted from 0), from the files' headers.
 
     Raises:
         ShardError: a shard is there twice and the index does not say which counts, or it is not
@@ -133,8 +133,8 @@ def _match(name: str) -> re.Match[str] | None:
 def _add(tables: dict[int, TableTensors], found: _Found) -> None:
     """Puts a tensor into its place in its table; leaves alone what is part of none."""
     entry, match = found.entry, found.match
-    layer_id = int(match["layer"]) + 1
-    table = tables.get(layer_id) or TableTensors(layer_id, match["prefix"])
+    decoder_layer = int(match["layer"])
+    table = tables.get(decoder_layer) or TableTensors(decoder_layer, match["prefix"])
     place = _place(table, match["rest"])
     if place is None:
         if match["rest"].startswith("ngram_embedding."):
@@ -148,7 +148,7 @@ def _add(tables: dict[int, TableTensors], found: _Found) -> None:
         if table.named and not found.is_named:
             return
         raise CheckpointError(
-            f"{entry.file.path}: expected one name for the table of decoder layer {layer_id}, "
+            f"{entry.file.path}: expected one name for the table of decoder layer {decoder_layer}, "
             f"found {show(table.prefix)} and {show(match['prefix'])}; remove one"
         )
     if key in group:
@@ -162,7 +162,7 @@ def _add(tables: dict[int, TableTensors], found: _Found) -> None:
     group[key] = entry
     if found.is_named:
         table.named.add(entry)
-    tables[layer_id] = table
+    tables[decoder_layer] = table
 
 
 def _place(

@@ -12,6 +12,7 @@ import xxhash
 
 from gramary.errors import ChecksumError, GramaryError, HashMismatchError, PackError
 from gramary.files.checkpoint.strict_json import parse_object, show
+from gramary.files.hash_members import MEMBER_NAMES, members_of, spec_of
 from gramary.files.pack.geometry import FIXED_HEADER_BYTES, MAX_HEADER_READ, PackGeometry
 from gramary.model.codecs import Codec
 from gramary.model.hashing import HashSpec
@@ -79,11 +80,9 @@ class PackHeader:
     @property
     def metadata(self) -> bytes:
         """The metadata as it stands in the file."""
-        spec = self.spec
-        fields = [field.name for field in dataclasses.fields(HashSpec)]
         members = {
             "codec": dataclasses.asdict(self.codec),
-            "hash": {name: getattr(spec, name) for name in fields},
+            "hash": members_of(self.spec),
             "source": dataclasses.asdict(self.source),
             "writer": self.writer,
         }
@@ -231,10 +230,9 @@ def _check_text(writer: Any, model_id: Any) -> None:
 
 
 def _parse_spec(members: Any) -> HashSpec:
-    fields = dataclasses.fields(HashSpec)
-    _check_members("hash", members, [field.name for field in fields])
+    _check_members("hash", members, MEMBER_NAMES)
     try:
-        spec = HashSpec(**{field.name: members[field.name] for field in fields if field.init})
+        spec = spec_of(members)
     except GramaryError as error:
         raise PackError(f"its hash specification is wrong: {error}") from error
     for name in _DERIVED_CONSTANTS:

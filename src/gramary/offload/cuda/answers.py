@@ -1,4 +1,4 @@
-"""A layer's answer as the consumer's kernels look at it, keep its failure, and lower its flag."""
+"""A table's answer as the consumer's kernels look at it, keep its failure, and lower its flag."""
 
 import triton
 import triton.language as tl
@@ -25,7 +25,7 @@ _PUBLISHED = tl.constexpr(int(Phase.PUBLISHED))
 
 @triton.jit
 def is_good(state, number):
-    """Whether the rows in the slot are those of request `number`, by the layer's state word.
+    """Whether the rows in the slot are those of request `number`, by the table's state word.
 
     Every warp that reads a word over the bus waits for its own answer, and those that read the
     same word wait for each other: one small program reads it, once.
@@ -34,11 +34,11 @@ def is_good(state, number):
 
 
 @triton.jit
-def keep_failure(p_failure, answer, number, i_layer):
+def keep_failure(p_failure, answer, number, i_table):
     """Writes a slot's first failure down for the host, unless it has not read the last one."""
     if tl.load(p_failure, volatile=True) == 0:
         tl.store(p_failure + 1, number)
-        tl.store(p_failure + 2, i_layer)
+        tl.store(p_failure + 2, i_table)
         tl.store(p_failure + 3, load_int64(answer + _ANSWER_NUMBER))
         tl.store(p_failure + 4, load_int32(answer + _ANSWER_FAILURE).to(tl.int64))
         tl.store(p_failure + 5, load_int32(answer + _ANSWER_ERROR).to(tl.int64))
@@ -49,7 +49,7 @@ def keep_failure(p_failure, answer, number, i_layer):
 
 @triton.jit
 def lower_flag(answer, header, number, IS_STREAM: tl.constexpr, RELEASES: tl.constexpr):
-    """Lowers a layer's flag; then, if asked to, says that the slot may be overwritten.
+    """Lowers a table's flag; then, if asked to, says that the slot may be overwritten.
 
     Whoever reads the released number of a host-lane slot finds its flag lowered. A stream's slot is
     used again by the stream's next request alone, whose own fence stands behind this kernel: a

@@ -18,27 +18,27 @@ _MAX_COPIES = 4
 
 
 def bring_rows(
-    slot: DeviceSlot, layer: int, number: int, num_rows: int, streams: Streams
+    slot: DeviceSlot, table_index: int, number: int, num_rows: int, streams: Streams
 ) -> torch.Tensor:
-    """Copies a layer's rows on the current stream, and waits for its flag.
+    """Copies a table's rows on the current stream, and waits for its flag.
 
     Returns:
         uint8 [num_rows, row_bytes] on the device.
     """
-    rows = slot.rows(layer, num_rows)
+    rows = slot.rows(table_index, num_rows)
     brought = torch.empty_like(rows, device=slot.device)
     if slot.is_stream:
-        streams.wait(slot.ready_address(layer), 1)
+        streams.wait(slot.ready_address(table_index), 1)
         return brought.copy_(rows, non_blocking=True)
     num_copies = copies_of(num_rows)
     begin = 0
     for copy in range(1, num_copies + 1):
         part = copy * RingFields.PARTS // num_copies
-        streams.wait(slot.progress_address(layer), progress_of(number, part))
+        streams.wait(slot.progress_address(table_index), progress_of(number, part))
         end = num_rows * part // RingFields.PARTS
         brought[begin:end].copy_(rows[begin:end], non_blocking=True)
         begin = end
-    streams.wait(slot.ready_address(layer), 1)
+    streams.wait(slot.ready_address(table_index), 1)
     return brought
 
 

@@ -37,7 +37,7 @@ class CudaDevice:
     Args:
         region: the shared memory, registered with CUDA.
         service: the row service.
-        tables: the layers' tables, on the device.
+        tables: the connector's tables, on the device.
         settings: `request_timeout_s` is used.
         quarantine: told of slots that the watchdog gives up.
         streams: the device's streams.
@@ -48,9 +48,9 @@ class CudaDevice:
         streams: its streams, timed.
         spans: what its streams did when.
         slots: the region's slots as it sees them.
-        constants: hash constants of each layer.
-        extents: rows of each layer in the device's own memory.
-        counts: of each layer, what launches read of them.
+        constants: hash constants of each table.
+        extents: rows of each table in the device's own memory.
+        counts: of each table, what launches read of them.
         canceled: claims of the host lane that wait for their turn to be freed.
         watchdog: lets streams go that wait in vain.
         timeout_s: how long an answer may take.
@@ -149,15 +149,15 @@ class CudaDevice:
         for index, record in enumerate(self.slots.failures.tolist()):
             if not record[0]:
                 continue
-            _, number, layer, answered, failure, errno, file, offset = record
+            _, number, table_index, answered, failure, errno, file, offset = record
             slot = (*self.slots.host, *self.slots.stream)[index]
             name = "stream lane" if slot.is_stream else "host lane"
             name = f"request {number} of the {name}"
             if failure != Failure.NONE and answered == number:
                 answer = (number, failure_of(failure), errno, file, offset)
-                errors.append(failed_answer(name, layer, answer, self._files[layer]))
+                errors.append(failed_answer(name, table_index, answer, self._files[table_index]))
             elif not self.watchdog.was_given_up(slot.places, number):
-                errors.append(timed_out(name, layer, self.timeout_s, "no answer came"))
+                errors.append(timed_out(name, table_index, self.timeout_s, "no answer came"))
             self.slots.failures[index].zero_()
         return errors
 

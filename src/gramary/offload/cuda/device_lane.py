@@ -24,12 +24,12 @@ class DeviceLane(Lane):
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
-        self._num_layers = device.region.num_layers
+        self._num_tables = device.region.num_tables
 
-    def take(self, claim: Claim, layer: int, out: torch.Tensor) -> None:
+    def take(self, claim: Claim, table_index: int, out: torch.Tensor) -> None:
         """Queues the wait and the rows on the current stream; see `Lane`."""
         device = self._device
-        releases = len(claim.awaited | {layer}) == self._num_layers
+        releases = len(claim.awaited | {table_index}) == self._num_tables
         with device.streams.on_device():
             self._require_same_graph(claim)
             if claim.is_torn:
@@ -38,16 +38,16 @@ class DeviceLane(Lane):
             with device.streams.taking(self.name, claim.number, releases=releases):
                 slot = self._slot_in_turn(claim)
                 take_rows(
-                    slot, layer, claim.number, device.tables[layer].codec, device.extents[layer],
-                    out, device.streams, releases=releases,
+                    slot, table_index, claim.number, device.tables[table_index].codec,
+                    device.extents[table_index], out, device.streams, releases=releases,
                 )  # fmt: skip
-            num_rows = claim.num_tokens * device.tables[layer].spec.num_heads
-            device.counts[layer].count(num_rows, reads_host=False)
-            claim.taken.add(layer)
+            num_rows = claim.num_tokens * device.tables[table_index].spec.num_heads
+            device.counts[table_index].count(num_rows, reads_host=False)
+            claim.taken.add(table_index)
             claim.is_being_queued = False
 
     def release(self, claim: Claim) -> None:
-        """Does nothing: the slot is released behind the last layer's rows.
+        """Does nothing: the slot is released behind the last table's rows.
 
         One whose call was broken off is freed by the host.
         """
@@ -104,24 +104,28 @@ class DeviceLane(Lane):
         """Returns a claim's slot, behind the release of its slot's request before."""
 
     def _settle_left(self, claim: Claim) -> None:
-        """Queues the wait for the layers that are left, and the release behind the last."""
-        left = [layer for layer in range(self._num_layers) if layer not in claim.awaited]
+        """Queues the wait for the tables that are left, and the release behind the last."""
+        left = [
+            table_index
+            for table_index in range(self._num_tables)
+            if table_index not in claim.awaited
+        ]
         self._require_same_graph(claim)
         # For good: what breaks off from here on cannot be done twice.
         claim.is_being_queued = True
-        for layer in left:
+        for table_index in left:
             slot = self._slot_in_turn(claim)
-            self._device.streams.wait(slot.ready_address(layer), 1)
-            settle(slot, layer, claim.number, releases=layer == left[-1])
+            self._device.streams.wait(slot.ready_address(table_index), 1)
+            settle(slot, table_index, claim.number, releases=table_index == left[-1])
 
     def _mend(self, claim: Claim) -> None:
-        """Makes the layers that are left ready to be taken, behind a call that was broken off."""
+        """Makes the tables that are left ready to be taken, behind a call that was broken off."""
         number, region = self._quiet_number(claim), self._device.region
-        for layer in range(self._num_layers):
-            is_pending = region.is_requested(claim.held_states, number, layer)
+        for table_index in range(self._num_tables):
+            is_pending = region.is_requested(claim.held_states, number, table_index)
             # The rows stay where they are until the slot's next request, which is still to come.
-            if layer not in claim.awaited and not is_pending:
-                region.raise_ready(claim.held_slot, layer, number)
+            if table_index not in claim.awaited and not is_pending:
+                region.raise_ready(claim.held_slot, table_index, number)
         claim.taken &= claim.awaited
         claim.is_being_queued = False
 

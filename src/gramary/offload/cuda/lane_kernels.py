@@ -32,22 +32,22 @@ def load_request_kernels(
 
     Args:
         slots: the slots of the connector.
-        constants: hash constants of each layer.
-        extents: the rows of each layer's table in the device's own memory.
+        constants: hash constants of each table.
+        extents: the rows of each table in the device's own memory.
         history_length: columns of a history.
     """
     if not slots.stream:
         return
     last = len(constants) - 1
     batches = list(_batches(slots.stream[0], history_length))
-    for layer, batch in itertools.product(range(last + 1), batches):
+    for table_index, batch in itertools.product(range(last + 1), batches):
         write_request(
             slots.stream[0],
-            layer,
-            constants[layer],
+            table_index,
+            constants[table_index],
             batch,
-            device_extent=extents[layer],
-            is_last_layer=layer == last,
+            device_extent=extents[table_index],
+            is_last_table=table_index == last,
             launch=load,
         )
 
@@ -62,24 +62,26 @@ def load_take_kernels(
 
     Args:
         slots: the slots of the connector.
-        codecs: how the rows of each layer are encoded.
+        codecs: how the rows of each table are encoded.
         extents: as for `load_request_kernels`.
-        max_rows: most rows of each layer in a batch.
+        max_rows: most rows of each table in a batch.
     """
-    # The slot is released behind the last layer that is taken, which may be any.
+    # The slot is released behind the last table that is taken, which may be any.
     ways = (True, False) if len(codecs) > 1 else (True,)
-    for slot, layer, releases in itertools.product(_a_slot_each(slots), range(len(codecs)), ways):
-        codec = codecs[layer]
+    for slot, table_index, releases in itertools.product(
+        _a_slot_each(slots), range(len(codecs)), ways
+    ):
+        codec = codecs[table_index]
         out = torch.empty(
             1, codec.output_width(None), dtype=codec.default_dtype, device=slot.device
         )
-        for num_rows in _sizes(max_rows[layer]):
+        for num_rows in _sizes(max_rows[table_index]):
             take.launch_take(
-                slot, layer, 1, codec, extents[layer], out, num_rows=num_rows, releases=releases,
-                launch=load,
+                slot, table_index, 1, codec, extents[table_index], out, num_rows=num_rows,
+                releases=releases, launch=load,
             )  # fmt: skip
         for checks in (True, False):
-            take.settle(slot, layer, 1, checks=checks, releases=releases, launch=load)
+            take.settle(slot, table_index, 1, checks=checks, releases=releases, launch=load)
 
 
 def _a_slot_each(slots: DeviceSlots) -> Iterator[DeviceSlot]:

@@ -44,9 +44,9 @@ def request_kernel(
     ids_address: tl.int64, header_address: tl.int64,
     device_first: tl.int64, device_end: tl.int64,
     NGRAM: tl.constexpr, HEADS: tl.constexpr, HAS_HISTORY: tl.constexpr,
-    NUM_LAYERS: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr,
+    NUM_TABLES: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """Hashes BT tokens for BH heads a program; with NUM_LAYERS > 0 the last one writes the header.
+    """Hashes BT tokens for BH heads a program; with NUM_TABLES > 0 the last one writes the header.
 
     The ids go to `p_ids` for the consumer, and to the slot for the service, which is shown -1 for
     rows that it need not fetch: padding, rows in the device's own memory, wrong tokens.
@@ -61,39 +61,39 @@ def request_kernel(
     p_shown = tl.cast(ids_address, tl.int64).to(tl.pointer_type(tl.int64))
     tl.store(p_shown + i_row, tl.where(is_fetched, row_ids, -1), mask=i_row >= 0)
     report_first(p_error, row_ids == WRONG_ID, kind, index, value)
-    if NUM_LAYERS > 0:
+    if NUM_TABLES > 0:
         if is_last_program(p_count):
             header = tl.cast(header_address, tl.int64)
             number = tl.load(p_counter) + 1
             tl.store(p_counter, number)
             store_int64(header + _NUM_TOKENS, tl.cast(T, tl.int64))
-            for i_l in tl.static_range(NUM_LAYERS):
+            for i_l in tl.static_range(NUM_TABLES):
                 store_int64(header + _STATES + 8 * i_l, number * _NUM_PHASES + _REQUESTED)
-            # Whoever reads the number finds ids and states of all layers behind it.
+            # Whoever reads the number finds ids and states of all tables behind it.
             store_int64(header + _NUMBER, behind_fence(number))
 
 
 def write_request(
     slot: DeviceSlot,
-    layer: int,
+    table_index: int,
     constants: HashConstants,
     batch: FlatBatch,
     *,
     device_extent: RowExtent,
-    is_last_layer: bool,
+    is_last_table: bool,
     launch: Launch = launch,
 ) -> None:
-    """Writes one layer's ids of a request, and behind the last layer's its number.
+    """Writes one table's ids of a request, and behind the last table's its number.
 
     The number is the doorbell: the service answers a slot whose number it has not answered.
 
     Args:
         slot: the stream's slot.
-        layer: which layer's ids.
-        constants: the layer's hash constants, on the tokens' device.
+        table_index: which table's ids.
+        constants: the table's hash constants, on the tokens' device.
         batch: there; padding is what lies behind query_start_loc[-1].
         device_extent: the table's rows in the device's own memory, which nobody has to bring.
-        is_last_layer: whether the request is complete with this layer.
+        is_last_table: whether the request is complete with this table.
         launch: what is done with the kernel and its arguments; `load` only loads it.
     """
     # An empty batch is a request too: somebody waits for its answer.
@@ -105,21 +105,21 @@ def write_request(
         batch.query_start_loc,
         batch.token_ids if batch.history is None else batch.history,
         constants.values,
-        slot.token_errors[layer],
-        slot.ids[layer],
+        slot.token_errors[table_index],
+        slot.ids[table_index],
         slot.counter,
         slot.request_programs,
         *batch_sizes(batch),
         constants.vocab_size,
         constants.eos_token_id,
-        slot.ids_address(layer),
+        slot.ids_address(table_index),
         slot.header_address,
         device_extent.first_row,
         device_extent.end_row,
         NGRAM=constants.ngram_size,
         HEADS=constants.heads_per_ngram,
         HAS_HISTORY=batch.history is not None,
-        NUM_LAYERS=slot.num_layers if is_last_layer else 0,
+        NUM_TABLES=slot.num_tables if is_last_table else 0,
         BT=_BLOCK_TOKENS,
         BH=triton.next_power_of_2(constants.num_heads),
     )

@@ -66,15 +66,15 @@ class DeviceStreamLane(DeviceLane):
 
     def _write_request(self, slot: DeviceSlot, batches: list[FlatBatch]) -> None:
         """Queues the kernels that write a request's ids, and behind them its number."""
-        last = self._num_layers - 1
-        for layer, extent in enumerate(self._device.extents):
+        last = self._num_tables - 1
+        for table_index, extent in enumerate(self._device.extents):
             write_request(
                 slot,
-                layer,
-                self._device.constants[layer],
-                batches[layer],
+                table_index,
+                self._device.constants[table_index],
+                batches[table_index],
                 device_extent=extent,
-                is_last_layer=layer == last,
+                is_last_table=table_index == last,
             )
 
     def _is_of_current_stream(self, claim: Claim) -> bool:

@@ -1,7 +1,7 @@
-"""A layer's rows, taken out of a slot by the GPU behind the wait for its flag.
+"""A table's rows, taken out of a slot by the GPU behind the wait for its flag.
 
 A small batch is read in place, over the bus, in one launch: one program looks at the answer, the
-last one judges by it, lowers the flag and, behind the last layer, writes the released number. A
+last one judges by it, lowers the flag and, behind the last table, writes the released number. A
 large one is copied to device memory first (`bring`) and judged before it is decoded. An answer that
 is not this request's, or a failure, makes the whole result NaN.
 """
@@ -42,13 +42,13 @@ def poison_rows(i_out, p_out, scale, CODEC: tl.constexpr, DIM: tl.constexpr, BIT
 
 @triton.jit(do_not_specialize=["p_counter", "p_count", "p_verdict", "p_failure", "rows_address",
                                "ids_address", "answer_address", "state_address", "header_address",
-                               "N", "given_number", "i_layer", "device_address", "device_first",
+                               "N", "given_number", "i_table", "device_address", "device_first",
                                "device_end", "scale"])  # fmt: skip
 def take_kernel(
     p_out, p_counter, p_count, p_verdict, p_failure,
     rows_address: tl.int64, ids_address: tl.int64, answer_address: tl.int64,
     state_address: tl.int64, header_address: tl.int64,
-    N: tl.int64, given_number: tl.int64, i_layer: tl.int64,
+    N: tl.int64, given_number: tl.int64, i_table: tl.int64,
     device_address: tl.int64, device_first: tl.int64, device_end: tl.int64, scale,
     IS_STREAM: tl.constexpr, HAS_IDS: tl.constexpr, IS_COPIED: tl.constexpr,
     RELEASES: tl.constexpr,
@@ -87,7 +87,7 @@ def take_kernel(
         if is_last_program(p_count):
             answer, header = tl.cast(answer_address, tl.int64), tl.cast(header_address, tl.int64)
             if tl.load(p_verdict, volatile=True) == 0:
-                keep_failure(p_failure, answer, number, i_layer)
+                keep_failure(p_failure, answer, number, i_table)
                 for i_block in range(tl.num_programs(0)):
                     i_bad = tl.arange(0, BR).to(tl.int64) + i_block * BR
                     i_bad = tl.where(i_bad < N, i_bad, -1)
@@ -97,10 +97,10 @@ def take_kernel(
 
 @triton.jit(do_not_specialize=["p_counter", "p_verdict", "p_failure", "answer_address",
                                "state_address", "header_address", "given_number",
-                               "i_layer"])  # fmt: skip
+                               "i_table"])  # fmt: skip
 def settle_kernel(
     p_counter, p_verdict, p_failure, answer_address: tl.int64, state_address: tl.int64,
-    header_address: tl.int64, given_number: tl.int64, i_layer: tl.int64,
+    header_address: tl.int64, given_number: tl.int64, i_table: tl.int64,
     IS_STREAM: tl.constexpr, CHECKS: tl.constexpr, RELEASES: tl.constexpr,
 ):  # fmt: skip
     """One program: writes the verdict on an answer if asked to, lowers its flag, releases."""
@@ -110,13 +110,13 @@ def settle_kernel(
         is_answered = is_good(load_int64(tl.cast(state_address, tl.int64)), number)
         tl.store(p_verdict, is_answered.to(tl.int64))
         if is_answered == 0:
-            keep_failure(p_failure, answer, number, i_layer)
+            keep_failure(p_failure, answer, number, i_table)
     lower_flag(answer, tl.cast(header_address, tl.int64), number, IS_STREAM, RELEASES)
 
 
 def take_rows(
     slot: DeviceSlot,
-    layer: int,
+    table_index: int,
     number: int,
     codec: Codec,
     device_extent: RowExtent,
@@ -125,11 +125,11 @@ def take_rows(
     *,
     releases: bool,
 ) -> None:
-    """Waits for a layer's flag and writes its rows, decoded, to `out`, on the current stream.
+    """Waits for a table's flag and writes its rows, decoded, to `out`, on the current stream.
 
     Args:
         slot: where they arrive.
-        layer: which layer's.
+        table_index: which table's.
         number: the request's number; 0 in a stream's slot, which counts by itself.
         codec: how they are encoded.
         device_extent: the table's rows in the device's own memory; others are in the slot.
@@ -139,25 +139,32 @@ def take_rows(
     """
     num_rows = out.numel() // codec.output_width(out.dtype)
     if num_rows < COPIED_FROM_ROWS:
-        streams.wait(slot.ready_address(layer), 1)
+        streams.wait(slot.ready_address(table_index), 1)
         launch_take(
-            slot, layer, number, codec, device_extent, out, num_rows=num_rows, releases=releases
+            slot,
+            table_index,
+            number,
+            codec,
+            device_extent,
+            out,
+            num_rows=num_rows,
+            releases=releases,
         )
         return
-    rows = bring_rows(slot, layer, number, num_rows, streams)
+    rows = bring_rows(slot, table_index, number, num_rows, streams)
     ids = None
     if device_extent.num_rows and not slot.is_stream:
-        ids = slot.copy_of_ids(layer, num_rows)
-    settle(slot, layer, number, checks=True, releases=releases)
+        ids = slot.copy_of_ids(table_index, num_rows)
+    settle(slot, table_index, number, checks=True, releases=releases)
     launch_take(
-        slot, layer, number, codec, device_extent, out, num_rows=num_rows, releases=releases,
+        slot, table_index, number, codec, device_extent, out, num_rows=num_rows, releases=releases,
         copy=rows.data_ptr(), ids_address=None if ids is None else ids.data_ptr(),
     )  # fmt: skip
 
 
 def launch_take(
     slot: DeviceSlot,
-    layer: int,
+    table_index: int,
     number: int,
     codec: Codec,
     device_extent: RowExtent,
@@ -172,7 +179,7 @@ def launch_take(
     """Launches the kernel that decodes rows to `out`, out of the slot or out of their copy.
 
     Args:
-        slot, layer, number, codec, device_extent, out, releases: as for `take_rows`.
+        slot, table_index, number, codec, device_extent, out, releases: as for `take_rows`.
         num_rows: rows of the batch; they decide whether the rows are copied, and the tile.
         copy: where their copy on the device begins, if they are copied.
         ids_address: where the device finds the ids; None is where the slot has them.
@@ -180,9 +187,9 @@ def launch_take(
     """
     is_copied = num_rows >= COPIED_FROM_ROWS
     has_ids = slot.is_stream or device_extent.num_rows > 0
-    rows_address = copy if is_copied else slot.rows_address(layer)
+    rows_address = copy if is_copied else slot.rows_address(table_index)
     if ids_address is None:
-        ids_address = slot.known_ids_address(layer)
+        ids_address = slot.known_ids_address(table_index)
     form = Format.of(codec, out, rows_address | device_extent.address)
     tile = tile_for(num_rows) if is_copied else _IN_PLACE
     launch(
@@ -190,17 +197,17 @@ def launch_take(
         (max(1, triton.cdiv(num_rows, tile.rows)),),
         out.view(form.out_dtype),
         slot.counter,
-        slot.take_programs[layer],
-        slot.verdicts[layer],
+        slot.take_programs[table_index],
+        slot.verdicts[table_index],
         slot.failure,
         rows_address,
         ids_address,
-        slot.answer_address(layer),
-        slot.state_address(layer, number),
+        slot.answer_address(table_index),
+        slot.state_address(table_index, number),
         slot.header_address,
         num_rows,
         number,
-        layer,
+        table_index,
         *kernel_arguments(device_extent),
         form.scale,
         IS_STREAM=slot.is_stream,
@@ -214,7 +221,7 @@ def launch_take(
 
 def settle(
     slot: DeviceSlot,
-    layer: int,
+    table_index: int,
     number: int,
     *,
     checks: bool = False,
@@ -226,13 +233,13 @@ def settle(
         settle_kernel,
         (1,),
         slot.counter,
-        slot.verdicts[layer],
+        slot.verdicts[table_index],
         slot.failure,
-        slot.answer_address(layer),
-        slot.state_address(layer, number),
+        slot.answer_address(table_index),
+        slot.state_address(table_index, number),
         slot.header_address,
         number,
-        layer,
+        table_index,
         IS_STREAM=slot.is_stream,
         CHECKS=checks,
         RELEASES=releases,

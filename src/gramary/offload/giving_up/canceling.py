@@ -64,23 +64,23 @@ def free_slot(region: Region, claim: Claim, timeout_s: float) -> None:
         return
     if not region.was_asked(places, claim.number) or region.released(slot) >= claim.number:
         return
-    for layer in range(region.num_layers):
-        if layer in claim.settled:
+    for table_index in range(region.num_tables):
+        if table_index in claim.settled:
             continue
-        is_again = layer in claim.giving_up
-        claim.giving_up.add(layer)
-        if region.abandon(places, claim.number, layer):
-            claim.settled[layer] = GIVEN_UP
+        is_again = table_index in claim.giving_up
+        claim.giving_up.add(table_index)
+        if region.abandon(places, claim.number, table_index):
+            claim.settled[table_index] = GIVEN_UP
             continue
-        if not region.is_settled(places, claim.number, layer):
+        if not region.is_settled(places, claim.number, table_index):
             # A word that neither side wrote promises no flag.
-            claim.settled[layer] = ""
+            claim.settled[table_index] = ""
             continue
         # Published, or given up by the watchdog: whoever did it raises the flag at once. Unless an
         # interrupt came behind our own giving up, or a device has lowered the flag again.
-        may_be_ours = is_again and region.is_abandoned(places, claim.number, layer)
-        region.wait_ready(slot, layer, GRACE_S if may_be_ours or claim.is_torn else timeout_s)
-        claim.settled[layer] = ""
+        may_be_ours = is_again and region.is_abandoned(places, claim.number, table_index)
+        region.wait_ready(slot, table_index, GRACE_S if may_be_ours or claim.is_torn else timeout_s)
+        claim.settled[table_index] = ""
     region.free_slot(slot, claim.number)
 
 

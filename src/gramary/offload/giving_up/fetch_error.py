@@ -17,7 +17,7 @@ REMEDY = "Its requests' windows hold NaN from this batch on: restart them."
 
 def failed_answer(
     ticket: Claim | str,
-    layer: int,
+    table_index: int,
     answer: tuple[int, Failure, int, int, int],
     files: Sequence[str],
 ) -> RowFetchError:
@@ -41,16 +41,16 @@ def failed_answer(
         named = "token" if failure is Failure.TOKEN else "row id"
         what = f"{named} {offset} of the batch is out of range"
     return RowFetchError(
-        f"{ticket}, layer {layer}: {what}. {REMEDY}", file=file, offset=offset, errno=errno
+        f"{ticket}, table {table_index}: {what}. {REMEDY}", file=file, offset=offset, errno=errno
     )
 
 
 def timed_out(
-    ticket: Claim | str, layer: int, timeout_s: float, why_dead: str | None
+    ticket: Claim | str, table_index: int, timeout_s: float, why_dead: str | None
 ) -> FetchTimeoutError:
     """Returns the error of a request that was given up."""
     what = why_dead or no_answer(timeout_s)
-    return FetchTimeoutError(f"{ticket}, layer {layer}: {what}. {REMEDY}")
+    return FetchTimeoutError(f"{ticket}, table {table_index}: {what}. {REMEDY}")
 
 
 def no_answer(timeout_s: float) -> str:

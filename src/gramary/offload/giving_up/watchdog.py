@@ -43,7 +43,7 @@ class Watchdog:
         timeout_s: how long an answer may take once the service can work on it.
         quarantine: told of slots given up.
         canceled: settled at each look, so that a stream never waits for a host that waits for it.
-        report: called with the error of each layer given up.
+        report: called with the error of each table given up.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Watchdog:
             watched += [self._stream_request(slot) for slot in self._region.ring.stream_slots]
             seen: dict[tuple[SlotPlaces, int], float] = {}
             for request in watched:
-                if request is not None and self._layers(request.places, request.number):
+                if request is not None and self._tables_left(request.places, request.number):
                     key = (request.slot, request.number)
                     seen[key] = self._first_seen.get(key, now)
                     self._judge(request, now - seen[key], why)
@@ -134,24 +134,24 @@ class Watchdog:
         hangs = self._quarantine.is_locked(request.slot)
         if age_s <= self._timeout_s and why is None and not hangs:
             return
-        for layer in self._layers(request.places, request.number):
-            if not self._region.abandon(request.places, request.number, layer):
+        for table_index in self._tables_left(request.places, request.number):
+            if not self._region.abandon(request.places, request.number, table_index):
                 continue
             self._quarantine.add(request.slot, request.number)
             self._given_up[request.slot] = request.number
             self.num_given_up += 1
             if self._why_closed is None:
-                self._report(timed_out(request.name, layer, self._timeout_s, why))
+                self._report(timed_out(request.name, table_index, self._timeout_s, why))
             # Last: whoever wakes finds all of the above.
-            self._region.raise_ready(request.slot, layer, request.number)
+            self._region.raise_ready(request.slot, table_index, request.number)
 
-    def _layers(self, places: StatePlaces, number: int) -> list[int]:
-        layers = range(self._region.num_layers)
-        return [i for i in layers if self._region.is_requested(places, number, i)]
+    def _tables_left(self, places: StatePlaces, number: int) -> list[int]:
+        tables = range(self._region.num_tables)
+        return [i for i in tables if self._region.is_requested(places, number, i)]
 
     def _is_pending(self, claim: Claim) -> bool:
         places = claim.held_states
-        return not claim.is_canceled and bool(self._layers(places, claim.number))
+        return not claim.is_canceled and bool(self._tables_left(places, claim.number))
 
     def _host_request(self, claim: Claim) -> _Watched | None:
         """Returns a claim's request, or None while the service waits for its slot."""

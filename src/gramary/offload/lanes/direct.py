@@ -16,7 +16,7 @@ class DirectLane(Lane):
     """Rows that `Table.embed` reads where they are needed; there is no slot to hold.
 
     Args:
-        tables: the layers' tables.
+        tables: the connector's tables.
     """
 
     name = "direct"
@@ -29,9 +29,9 @@ class DirectLane(Lane):
         """Keeps the batch; host tensors are copied, device tensors must stay as they are."""
         claim.batch = own_copy(batch)
 
-    def take(self, claim: Claim, layer: int, out: torch.Tensor) -> None:
-        """Reads a layer's rows; see `Lane`."""
-        table = self._tables[layer]
+    def take(self, claim: Claim, table_index: int, out: torch.Tensor) -> None:
+        """Reads a table's rows; see `Lane`."""
+        table = self._tables[table_index]
         assert claim.batch is not None, claim
         batch = claim.batch.flat(table.spec.history_length)
         table.embed(batch.token_ids, batch.query_start_loc, batch.history, out=out)

@@ -50,7 +50,7 @@ class HostRequests:
 
         Raises:
             SlotsBusyError: the slot whose turn it is has a claim that was not awaited for every
-                layer, or the consumer is so far behind that no place for the inputs is free.
+                table, or the consumer is so far behind that no place for the inputs is free.
             FetchTimeoutError: the slot holds a request that timed out and was not answered yet.
             TokenError: a token lies outside the vocabulary.
         """

@@ -17,8 +17,8 @@ from gramary.native.ring import SlotPlaces, StatePlaces
 class Lane(abc.ABC):
     """One way of a connector's batches to their rows.
 
-    A claim's life in its lane: `request` → `take` for some layers → `release` behind the last
-    layer, or `give_up` with layers left. Whatever breaks a call off, the next one of the same claim
+    A claim's life in its lane: `request` → `take` for some tables → `release` behind the last
+    table, or `give_up` with tables left. Whatever breaks a call off, the next one of the same claim
     goes on from there; `release` and `give_up` may be called again. Calls come from one thread.
 
     Attributes:
@@ -42,12 +42,12 @@ class Lane(abc.ABC):
         """
 
     @abc.abstractmethod
-    def take(self, claim: Claim, layer: int, out: torch.Tensor) -> None:
-        """Writes a layer's rows, decoded, to `out`, once they are there.
+    def take(self, claim: Claim, table_index: int, out: torch.Tensor) -> None:
+        """Writes a table's rows, decoded, to `out`, once they are there.
 
         Args:
-            claim: requested in this lane, the layer not taken before.
-            layer: which layer's rows.
+            claim: requested in this lane, the table not taken before.
+            table_index: which table's rows.
             out: [T, heads * width] in an output dtype, contiguous.
 
         Raises:
@@ -57,11 +57,11 @@ class Lane(abc.ABC):
 
     @abc.abstractmethod
     def release(self, claim: Claim) -> None:
-        """Frees the slot of a claim whose every layer was taken."""
+        """Frees the slot of a claim whose every table was taken."""
 
     @abc.abstractmethod
     def give_up(self, claim: Claim) -> None:
-        """Frees the slot of a claim behind everything taken; the layers left are given up."""
+        """Frees the slot of a claim behind everything taken; the tables left are given up."""
 
     def can_give_up(self, claim: Claim) -> bool:  # noqa: ARG002
         """Returns whether `give_up` fits into the order of the current stream, without a ticket
@@ -87,15 +87,15 @@ class Claim:
         slot: where the rows arrive; None in the direct lane, or before one was taken.
         states: where its state words lie; None where `slot` is.
         requested_at: when, on the monotonic clock in seconds.
-        settled: layers of which nothing more is to come: "" where the answer is there, else why
+        settled: tables of which nothing more is to come: "" where the answer is there, else why
             it was given up.
-        giving_up: layers whose giving up was begun.
-        taken: layers whose taking was queued on a device.
-        awaited: layers whose rows, or whose error, the caller got.
+        giving_up: tables whose giving up was begun.
+        taken: tables whose taking was queued on a device.
+        awaited: tables whose rows, or whose error, the caller got.
         failed: those among them that had no rows.
         counted_as: among which lane's requests it is counted; "" where it is not.
         is_released: whether the slot is, or in stream order will be, free: nothing is held.
-        is_canceled: whether it was given up before a layer was awaited.
+        is_canceled: whether it was given up before a table was awaited.
         is_captured: whether it was requested while a CUDA graph was captured.
         is_being_queued: whether work for it is being queued on a device.
         batch: what the direct lane reads; None in others.

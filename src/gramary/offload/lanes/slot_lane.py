@@ -31,7 +31,7 @@ class SlotParts:
     Attributes:
         region: the shared memory.
         service: the row service, asked for its life while waiting.
-        tables: the layers' tables.
+        tables: the connector's tables.
         timeout_s: how long an answer may take.
         quarantine: told of slots whose request is given up.
         spans: told what the calling thread did when.
@@ -62,7 +62,7 @@ class SlotLane(Lane):
         self._codecs = [row_codec(codec.name, codec.row_dim, codec.scale) for codec in codecs]
         self._files = [disk_files(table) for table in parts.tables]
 
-    def take(self, claim: Claim, layer: int, out: torch.Tensor) -> None:
+    def take(self, claim: Claim, table_index: int, out: torch.Tensor) -> None:
         """Waits on this thread and decodes; see `Lane`.
 
         The shared memory stays as it is, so that a call that is broken off can be made again until
@@ -70,20 +70,24 @@ class SlotLane(Lane):
         """
         slot, spans = claim.slot, self._spans
         assert slot is not None, claim
-        if layer not in claim.settled:
+        if table_index not in claim.settled:
             is_on = spans.is_on
             with spans.span("wait_rows", self.name, claim.number) if is_on else NOTHING:
-                self._await(claim, slot, layer)
-        if not claim.settled[layer] and self._region.has_rows(slot, layer, claim.number):
+                self._await(claim, slot, table_index)
+        if not claim.settled[table_index] and self._region.has_rows(
+            slot, table_index, claim.number
+        ):
             is_on = spans.is_on
             with spans.span("copy_rows", self.name, claim.number) if is_on else NOTHING:
-                self._region.copy_rows(slot, layer, claim.num_tokens, self._codecs[layer], out)
+                self._region.copy_rows(
+                    slot, table_index, claim.num_tokens, self._codecs[table_index], out
+                )
             return
         poison(out)
-        raise self._error(claim, slot, layer)
+        raise self._error(claim, slot, table_index)
 
     def release(self, claim: Claim) -> None:
-        """Frees the slot: every layer of it is settled."""
+        """Frees the slot: every table of it is settled."""
         assert claim.slot is not None, claim
         is_on = self._spans.is_on
         with self._spans.span("release", self.name, claim.number) if is_on else NOTHING:
@@ -94,19 +98,21 @@ class SlotLane(Lane):
         with self._spans.span("release", self.name, claim.number):
             free_slot(self._region, claim, self._timeout_s)
 
-    def _error(self, claim: Claim, slot: SlotPlaces, layer: int) -> RowFetchError:
-        """Returns why a layer that is settled has no rows."""
-        if why := claim.settled[layer]:
-            return timed_out(claim, layer, self._timeout_s, why)
-        return failed_answer(claim, layer, self._region.answer(slot, layer), self._files[layer])
+    def _error(self, claim: Claim, slot: SlotPlaces, table_index: int) -> RowFetchError:
+        """Returns why a table that is settled has no rows."""
+        if why := claim.settled[table_index]:
+            return timed_out(claim, table_index, self._timeout_s, why)
+        return failed_answer(
+            claim, table_index, self._region.answer(slot, table_index), self._files[table_index]
+        )
 
-    def _await(self, claim: Claim, slot: SlotPlaces, layer: int) -> None:
-        """Settles a layer: its answer is there, or it is given up."""
+    def _await(self, claim: Claim, slot: SlotPlaces, table_index: int) -> None:
+        """Settles a table: its answer is there, or it is given up."""
         deadline = claim.requested_at + self._timeout_s
         while True:
             left = deadline - time.monotonic()
-            if self._region.wait_ready(slot, layer, max(0.0, min(left, LIVENESS_S))):
-                claim.settled[layer] = ""
+            if self._region.wait_ready(slot, table_index, max(0.0, min(left, LIVENESS_S))):
+                claim.settled[table_index] = ""
                 return
             why_dead = self._service.why_dead()
             if why_dead or left <= 0:
@@ -115,13 +121,13 @@ class SlotLane(Lane):
         self._quarantine.add(slot, claim.number)
         places = claim.states
         assert places is not None, claim
-        is_given_up = self._region.abandon(places, claim.number, layer)
-        if is_given_up or self._region.is_abandoned(places, claim.number, layer):
-            claim.settled[layer] = why_dead or no_answer(self._timeout_s)
+        is_given_up = self._region.abandon(places, claim.number, table_index)
+        if is_given_up or self._region.is_abandoned(places, claim.number, table_index):
+            claim.settled[table_index] = why_dead or no_answer(self._timeout_s)
             return
         # The answer was published just now: its flag follows at once.
-        self._region.wait_ready(slot, layer, LIVENESS_S)
-        claim.settled[layer] = ""
+        self._region.wait_ready(slot, table_index, LIVENESS_S)
+        claim.settled[table_index] = ""
 
 
 def newest_request(noted: int, announced: int) -> int:

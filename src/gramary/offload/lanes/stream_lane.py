@@ -48,10 +48,10 @@ class StreamLane(SlotLane):
         self._newest = number
 
     def _write_ids(self, batch: Batch) -> None:
-        """Hashes every layer's row ids into the slot."""
-        for layer, table in enumerate(self._tables):
+        """Hashes every table's row ids into the slot."""
+        for table_index, table in enumerate(self._tables):
             flat = batch.flat(table.spec.history_length)
-            code = self._region.write_ids(self._slot, layer, self._hashers[layer], flat)
+            code = self._region.write_ids(self._slot, table_index, self._hashers[table_index], flat)
             if code and (fault := fault_of(code)) is not None:
                 raise_fault(fault, table.spec, flat)
 

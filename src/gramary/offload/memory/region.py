@@ -22,7 +22,7 @@ class Region(EngineView):
 
     Attributes:
         ring: where everything lies.
-        num_layers: layers whose rows one request fetches.
+        num_tables: tables whose rows one request fetches.
         address: address of the first byte in this process.
         device_address: the same as GPUs see it; `address` where it is not registered.
         descriptor: file descriptor of the memory, owned by the region.
@@ -33,7 +33,7 @@ class Region(EngineView):
 
     def __init__(self, shape: RingShape, registry: HostRegistry | None = None) -> None:
         self.ring = Ring(shape)
-        self.num_layers = shape.num_layers
+        self.num_tables = shape.num_tables
         self._mapping = HostMapping(self.ring.num_bytes)
         self._registration: Registration | None = None
         self.device_address = self._mapping.address
@@ -49,16 +49,18 @@ class Region(EngineView):
         """Bytes of the region."""
         return self.ring.num_bytes
 
-    def ids(self, slot: SlotPlaces, layer: int, num_tokens: int) -> torch.Tensor:
-        """Returns a slot's row ids of one layer: int64 [num_tokens, heads], in place."""
-        heads = self.ring.shape.num_heads[layer]
-        return self._view(slot.ids[layer], torch.int64, num_tokens, heads)
+    def ids(self, slot: SlotPlaces, table_index: int, num_tokens: int) -> torch.Tensor:
+        """Returns a slot's row ids of one table: int64 [num_tokens, heads], in place."""
+        heads = self.ring.shape.num_heads[table_index]
+        return self._view(slot.ids[table_index], torch.int64, num_tokens, heads)
 
-    def rows(self, slot: SlotPlaces, layer: int, num_tokens: int) -> torch.Tensor:
-        """Returns a slot's rows of one layer: uint8 [num_tokens * heads, row_bytes], in place."""
+    def rows(self, slot: SlotPlaces, table_index: int, num_tokens: int) -> torch.Tensor:
+        """Returns a slot's rows of one table: uint8 [num_tokens * heads, row_bytes], in place."""
         shape = self.ring.shape
-        num_rows = num_tokens * shape.num_heads[layer]
-        return self._view(slot.rows[layer], torch.uint8, num_rows, shape.row_bytes[layer])
+        num_rows = num_tokens * shape.num_heads[table_index]
+        return self._view(
+            slot.rows[table_index], torch.uint8, num_rows, shape.row_bytes[table_index]
+        )
 
     def write_inputs(
         self,
@@ -68,7 +70,7 @@ class Region(EngineView):
         history: torch.Tensor | None,
         vocab_size: int,
     ) -> tuple[str, int] | None:
-        """Copies a host-lane request's inputs and marks every layer as requested.
+        """Copies a host-lane request's inputs and marks every table as requested.
 
         Args:
             number: the request's number.
@@ -87,48 +89,53 @@ class Region(EngineView):
     def write_ids(
         self,
         slot: SlotPlaces,
-        layer: int,
+        table_index: int,
         hasher: NgramHasher,
         batch: FlatBatch,
     ) -> int:
-        """Hashes a batch's row ids of one layer into a slot.
+        """Hashes a batch's row ids of one table into a slot.
 
         Returns:
             0, or the code of the first wrong number (`native.hash.fault_of`).
         """
-        return hasher.core.ngram_ids(*batch.addresses(), self.ids_address(slot, layer))
+        return hasher.core.ngram_ids(*batch.addresses(), self.ids_address(slot, table_index))
 
     def copy_rows(
-        self, slot: SlotPlaces, layer: int, num_tokens: int, codec: RowCodec, out: torch.Tensor
+        self,
+        slot: SlotPlaces,
+        table_index: int,
+        num_tokens: int,
+        codec: RowCodec,
+        out: torch.Tensor,
     ) -> None:
-        """Decodes a slot's rows of one layer.
+        """Decodes a slot's rows of one table.
 
         Args:
             slot: where they lie.
-            layer: which layer's.
+            table_index: which table's.
             num_tokens: tokens of the request.
-            codec: the layer's.
+            codec: the table's.
             out: [num_tokens, heads * width] in an output dtype, contiguous.
         """
-        num_rows = num_tokens * self.ring.shape.num_heads[layer]
-        address = self.rows_address(slot, layer)
+        num_rows = num_tokens * self.ring.shape.num_heads[table_index]
+        address = self.rows_address(slot, table_index)
         codec.decode(address, num_rows, OUTPUTS[out.dtype], 0, out.data_ptr())
 
-    def is_requested(self, places: StatePlaces, number: int, layer: int) -> bool:
-        """Returns whether a layer of a request is neither answered nor given up."""
-        return self.is_in(places, number, layer, Phase.REQUESTED)
+    def is_requested(self, places: StatePlaces, number: int, table_index: int) -> bool:
+        """Returns whether a table of a request is neither answered nor given up."""
+        return self.is_in(places, number, table_index, Phase.REQUESTED)
 
-    def is_abandoned(self, places: StatePlaces, number: int, layer: int) -> bool:
-        """Returns whether a layer of a request was given up."""
-        return self.is_in(places, number, layer, Phase.ABANDONED)
+    def is_abandoned(self, places: StatePlaces, number: int, table_index: int) -> bool:
+        """Returns whether a table of a request was given up."""
+        return self.is_in(places, number, table_index, Phase.ABANDONED)
 
-    def progress_address(self, slot: SlotPlaces, layer: int) -> int:
-        """Returns the address of a layer's progress in this process."""
-        return self.address + slot.answers[layer] + RingFields.ANSWER_PROGRESS
+    def progress_address(self, slot: SlotPlaces, table_index: int) -> int:
+        """Returns the address of a table's progress in this process."""
+        return self.address + slot.answers[table_index] + RingFields.ANSWER_PROGRESS
 
-    def ready_address(self, slot: SlotPlaces, layer: int) -> int:
-        """Returns the address of a layer's flag in this process."""
-        return self.address + slot.answers[layer] + RingFields.READY
+    def ready_address(self, slot: SlotPlaces, table_index: int) -> int:
+        """Returns the address of a table's flag in this process."""
+        return self.address + slot.answers[table_index] + RingFields.READY
 
     def hold(self) -> object:
         """Returns what keeps the memory, beyond `close` too."""

@@ -19,9 +19,9 @@ class RingShape:
     Attributes:
         max_tokens: most tokens of a batch.
         max_requests: most requests of a host-lane batch.
-        history_length: the widest layer's ngram_size - 1.
-        num_heads: heads of each layer.
-        row_bytes: bytes of an encoded row of each layer.
+        history_length: the widest table's ngram_size - 1.
+        num_heads: heads of each table.
+        row_bytes: bytes of an encoded row of each table.
         num_host_slots: results of the host lane under way at once.
         num_stream_slots: streams of the stream lane.
         num_inputs: host-lane batches whose inputs are kept at once.
@@ -45,19 +45,19 @@ class RingShape:
         ):  # fmt: skip
             require_integer(name, getattr(self, name), 1)
         require_integer("num_stream_slots", self.num_stream_slots, 0)
-        if not 1 <= len(self.num_heads) <= RingFields.MAX_LAYERS or len(self.num_heads) != len(
+        if not 1 <= len(self.num_heads) <= RingFields.MAX_TABLES or len(self.num_heads) != len(
             self.row_bytes
         ):
             raise ArgumentError(
-                f"tables: expected 1 to {RingFields.MAX_LAYERS}, got {len(self.num_heads)}"
+                f"tables: expected 1 to {RingFields.MAX_TABLES}, got {len(self.num_heads)}"
             )
         for heads, row_bytes in zip(self.num_heads, self.row_bytes, strict=True):
             require_integer("num_heads", heads, 1)
             require_integer("row_bytes", row_bytes, 1)
 
     @property
-    def num_layers(self) -> int:
-        """Layers whose rows one request fetches."""
+    def num_tables(self) -> int:
+        """Tables whose rows one request fetches."""
         return len(self.num_heads)
 
 

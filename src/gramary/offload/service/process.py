@@ -40,7 +40,8 @@ class ProcessService(Service):
 
     Args:
         region: the shared memory to serve.
-        tables: the layers' tables, open in this process; their host rows are mapped, not copied.
+        tables: the connector's tables, open in this process; their host rows are mapped, not
+            copied.
         settings: `poll`, `num_threads` and the disk reader's settings are passed on.
         address: of a row server; None starts a worker for this region alone.
 

@@ -29,9 +29,9 @@ def describe(
 ) -> tuple[dict[str, Any], list[int]]:
     """Returns what a worker must know, as JSON values, and the descriptors that it gets."""
     descriptors = [region.descriptor]
-    layers = []
+    entries = []
     for table in tables:
-        layer: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "spec": {name: getattr(table.spec, name) for name in _SPEC_FIELDS},
             "row_bytes": table.codec.row_bytes,
             "is_sent_on": table.device.type == "cuda",
@@ -39,20 +39,20 @@ def describe(
         host, disk = table.residency.host, table.residency.disk
         if host is not None:
             memory = {"descriptor": len(descriptors), "num_bytes": host.nbytes}
-            layer["host"] = _rows_of(host) | memory
+            entry["host"] = _rows_of(host) | memory
             descriptors.append(host.descriptor)
         if disk is not None:
             layout = dataclasses.asdict(disk.layout)
             for file in layout["files"]:
                 # The worker may stand in another folder.
                 file["path"] = os.path.abspath(file["path"])
-            layer["disk"] = _rows_of(disk) | {"layout": layout}
-        layers.append(layer)
+            entry["disk"] = _rows_of(disk) | {"layout": layout}
+        entries.append(entry)
     description = {
         "version": ring.VERSION,
         "region": {"descriptor": 0, "num_bytes": region.num_bytes},
         "shape": dataclasses.asdict(region.ring.shape),
-        "layers": layers,
+        "tables": entries,
         "settings": dataclasses.asdict(settings),
     }
     return description, descriptors
@@ -62,13 +62,13 @@ def _rows_of(tier: Tier) -> dict[str, Any]:
     return {"first_row": tier.first_row, "num_rows": tier.num_rows}
 
 
-def spec_from(layer: dict[str, Any]) -> HashSpec:
-    """Returns a layer's geometry from JSON values; its hash constants are derived anew.
+def spec_from(entry: dict[str, Any]) -> HashSpec:
+    """Returns a table's geometry from JSON values; its hash constants are derived again.
 
     Raises:
         ConfigError: there is no such geometry.
     """
-    return HashSpec(**{name: layer["spec"][name] for name in _SPEC_FIELDS})
+    return HashSpec(**{name: entry["spec"][name] for name in _SPEC_FIELDS})
 
 
 def ring_from(description: dict[str, Any]) -> Ring:
@@ -76,22 +76,22 @@ def ring_from(description: dict[str, Any]) -> Ring:
 
     Raises:
         ArgumentError: a size is out of its range.
-        RowFetchError: the ring does not fill the region, or is not made for the layers.
+        RowFetchError: the ring does not fill the region, or is not made for the tables.
     """
     values, num_bytes = description["shape"], description["region"]["num_bytes"]
     lists = {name: tuple(values[name]) for name in ("num_heads", "row_bytes")}
     shape = RingShape(**{**values, **lists})
-    layers = description["layers"]
-    specs = [spec_from(layer) for layer in layers]
+    entries = description["tables"]
+    specs = [spec_from(entry) for entry in entries]
     needed = {
         "num_heads": tuple(spec.num_heads for spec in specs),
-        "row_bytes": tuple(layer["row_bytes"] for layer in layers),
+        "row_bytes": tuple(entry["row_bytes"] for entry in entries),
         "history_length": max((spec.history_length for spec in specs), default=0),
     }
     for name, value in needed.items():
         if getattr(shape, name) != value:
             raise RowFetchError(
-                f"description: expected a ring of {name} {value} (the layers'), got "
+                f"description: expected a ring of {name} {value} (the tables'), got "
                 f"{getattr(shape, name)}"
             )
     # Each of them takes a line at least.

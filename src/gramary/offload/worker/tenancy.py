@@ -64,7 +64,7 @@ class Tenancy:
             layout = ring_from(description)
             if not layout.has_header(region.address):
                 raise RowFetchError("description: the first descriptor is of no region")
-            stores = tuple(self._open(layer, settings) for layer in description["layers"])
+            stores = tuple(self._open(entry, settings) for entry in description["tables"])
         except BaseException:
             self.close()
             raise
@@ -94,14 +94,14 @@ class Tenancy:
             mapping.close()
         self._mappings.clear()
 
-    def _open(self, layer: dict[str, Any], settings: Settings) -> StoreArguments:
+    def _open(self, entry: dict[str, Any], settings: Settings) -> StoreArguments:
         """Returns what the service needs of one table; opens its disk tier."""
-        spec, row_bytes = spec_from(layer), int(layer["row_bytes"])
+        spec, row_bytes = spec_from(entry), int(entry["row_bytes"])
         host, disk, holds = NO_ROWS, NO_ROWS, []
-        if extent := layer.get("host"):
+        if extent := entry.get("host"):
             mapping, host = self._map_rows(extent, spec, row_bytes)
             holds.append(mapping.hold())
-        if extent := layer.get("disk"):
+        if extent := entry.get("disk"):
             tier = self._open_rows(extent, spec, row_bytes, settings)
             disk = tier.extent
             holds.append(tier.hold())
@@ -111,7 +111,7 @@ class Tenancy:
             row_bytes=row_bytes,
             host=host,
             disk=disk,
-            is_sent_on=bool(layer["is_sent_on"]),
+            is_sent_on=bool(entry["is_sent_on"]),
             holds=holds,
         )
 
