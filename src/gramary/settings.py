@@ -16,6 +16,9 @@ from gramary.arguments import require_type
 from gramary.errors import SettingsError
 
 GIB = 1 << 30
+# What asks for gramary where the arguments of vLLM cannot be changed.
+VLLM_PLACEMENT = "GRAMARY_PLACEMENT"
+_VLLM_CHILD = "GRAMARY_VLLM_CHILD"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +126,21 @@ def environment_with(variables: Mapping[str, str]) -> dict[str, str]:
 def set_for_libraries(variables: Mapping[str, str]) -> None:
     """Sets variables that other libraries read when they are imported; gramary reads none."""
     os.environ.update(variables)
+
+
+def placement_for_vllm() -> str | None:
+    """Returns the placement that GRAMARY_PLACEMENT asks vLLM's engines for; None without."""
+    return os.environ.get(VLLM_PLACEMENT, "").strip() or None
+
+
+def mark_vllm_children() -> None:
+    """Has the processes that this one starts from here on prepare a vLLM engine with gramary."""
+    os.environ[_VLLM_CHILD] = "1"
+
+
+def in_vllm_child() -> bool:
+    """Returns whether an engine with gramary started this process."""
+    return _VLLM_CHILD in os.environ
 
 
 @dataclasses.dataclass(frozen=True)
