@@ -7,7 +7,7 @@ from typing import Any
 
 from gramary.errors import UnsupportedError
 from gramary.integrations.vllm.hooks import ARCHITECTURES, install
-from gramary.integrations.vllm.options import Options, chosen, is_by_environment
+from gramary.integrations.vllm.options import chosen, is_by_environment
 
 WORKERS = {
     "cuda": "gramary.integrations.vllm.cuda_worker.WorkerWithRows",

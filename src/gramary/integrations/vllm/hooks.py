@@ -49,7 +49,7 @@ def install() -> None:
 def _checked(stock: type[Any]) -> type[Any]:
     """Returns a subclass of vLLM's check of a model's configuration that knows gramary."""
 
-    class WithRows(stock):  # type: ignore[misc]
+    class WithRows(stock):
         """The stock check; for an engine with gramary, without what gramary lifts."""
 
         before_gramary = stock

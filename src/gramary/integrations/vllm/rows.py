@@ -57,8 +57,8 @@ class PLERows(nn.Module):
         self,
         hidden_states: torch.Tensor,
         input_ids: torch.Tensor,
-        query_start_loc: torch.Tensor,
-        ngram_context: torch.Tensor,
+        query_start_loc: torch.Tensor,  # noqa: ARG002
+        ngram_context: torch.Tensor,  # noqa: ARG002
     ) -> torch.Tensor:
         """Returns decoded rows [T, heads * row_dim], a rank's own tokens under sequence parallel.
 
