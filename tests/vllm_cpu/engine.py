@@ -27,18 +27,19 @@ LLM = {
     "seed": 0,
 }
 
+SPECIAL = ("after_steps", "abort_after_tokens", "rewrite")
+
 # Stock vLLM pins its table in host memory, which a CPU build cannot; gramary turns that off.
 STOCK = {"engram_config": {"cpu_offload": False}}
 
 
 def request(prompt: str | list[int], **options: Any) -> dict[str, Any]:
-    """Returns a request: `after_steps` and `abort_after_tokens`, and else sampling parameters.
+    """Returns a request: words of `SPECIAL`, and else sampling parameters.
 
-    It joins after so many steps of the engine, and is aborted when it has so many tokens.
+    It joins after so many steps of the engine, and is aborted when it has so many tokens; before it
+    joins, a byte of the file to rewrite is written again.
     """
-    special = {
-        name: options.pop(name) for name in ("after_steps", "abort_after_tokens") if name in options
-    }
+    special = {name: options.pop(name) for name in SPECIAL if name in options}
     return {"prompt": prompt, "sampling": GREEDY | options, **special}
 
 

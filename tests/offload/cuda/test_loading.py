@@ -113,6 +113,8 @@ from offload_stage import make_batch, make_table
 settings = Settings(request_timeout_s=5, force_doorbell=True, host_gather_rows=4096)
 table = make_table(device="cuda", settings=settings)
 connector = Connector(table, max_tokens=4096, settings=settings)
+# Making the first stream of a process waits for the device, and keeps the watchdog from running.
+stream = torch.cuda.Stream()
 loads = []
 knobs.runtime.kernel_load_start_hook = lambda *facts: loads.append(facts[2])
 # A worker that does not answer, and streams that wait for it.
@@ -120,7 +122,6 @@ connector.service.native.hold(True)
 began = time.monotonic()
 tickets = [connector.request(make_batch(0, lengths=(5, 3))) for _ in range(2)]
 small = connector.wait(tickets[0])
-stream = torch.cuda.Stream()
 with torch.cuda.stream(stream):
     decode = connector.request(make_batch(1, lengths=(4, 4), prefill=False))
     decoded = connector.wait(decode)

@@ -1,4 +1,4 @@
-"""The configuration of an engine that asks for gramary: what is refused, set and lifted."""
+"""The configuration of an engine that asks for gramary: what is refused, and what is set."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gramary.errors import UnsupportedError
-from gramary.integrations.vllm.hooks import ARCHITECTURES, install
+from gramary.integrations.vllm.architectures import ARCHITECTURES
+from gramary.integrations.vllm.hooks import install
 from gramary.integrations.vllm.options import chosen, is_by_environment
 
 WORKERS = {
@@ -43,45 +44,6 @@ def create(make_stock: Callable[[], Any], additional_config: Mapping[str, Any]) 
     return vllm_config
 
 
-def verify(stock: Callable[[Any], None], vllm_config: Any) -> None:
-    """Checks a model's configuration as vLLM does, for an engine with or without gramary.
-
-    With gramary, vLLM's refusal of several pipeline stages is lifted: its reason, that later stages
-    do not see the tokens, does not hold for the stage that has the layer, and the runner that
-    gramary requires keeps the tokens on all of them. The table is never loaded by vLLM, so its own
-    placement of it is off.
-
-    Args:
-        stock: vLLM's check.
-        vllm_config: the engine's configuration, which the check may change.
-    """
-    options = chosen(vllm_config.additional_config)
-    if options is None:
-        stock(vllm_config)
-        return
-    _refuse_own_placement(vllm_config)
-    text_config = vllm_config.model_config.hf_text_config
-    layers, text_config.ple_layer_ids = text_config.ple_layer_ids, []
-    try:
-        stock(vllm_config)
-    finally:
-        text_config.ple_layer_ids = layers
-    if layers:
-        from vllm.config.engram import EngramConfig
-
-        # The class without pinned memory, whose weight is then not allocated either.
-        vllm_config.engram_config = EngramConfig(cpu_offload=False)
-
-
-def _refuse_own_placement(vllm_config: Any) -> None:
-    engram = vllm_config.engram_config
-    if engram is not None and engram.embedding_across_dp:
-        raise UnsupportedError(
-            "gramary: embedding_across_dp of engram_config splits the table by vLLM's own means; "
-            "remove it (gramary shares one copy among the ranks of a machine)"
-        )
-
-
 def require_supported(vllm_config: Any) -> None:
     """Raises UnsupportedError, with the remedy, for what gramary cannot serve."""
     for is_found, what in _REFUSALS:
@@ -106,7 +68,7 @@ def _has_own_worker(vllm_config: Any) -> bool:
 
 _REFUSALS: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (
-        lambda config: _platform() == "",
+        lambda _: _platform() == "",
         "vLLM runs on a platform other than CUDA and CPU; ROCm and XPU are not supported yet",
     ),
     (
@@ -135,4 +97,4 @@ _REFUSALS: tuple[tuple[Callable[[Any], bool], str], ...] = (
 )
 
 
-__all__ = ["create", "require_supported", "verify"]
+__all__ = ["create", "require_supported"]

@@ -105,11 +105,11 @@ class RowFeed:
         place = self._places[table_index]
         first = 0 if self._late is None else self._num_late_rows(out)
         if self._late is not None:
-            self._connector.wait(self._late, layer=place, out=out[:first])
+            self._connector.wait(self._late, table_index=place, out=out[:first])
         if self._early is not None and not _is_capturing(token_ids):
             ticket, batch = self._early
             end = first + batch.num_tokens
-            self._connector.wait(ticket, layer=place, out=out[first:end])
+            self._connector.wait(ticket, table_index=place, out=out[first:end])
             if self._verifies:
                 self._verify(batch, token_ids[first:end])
             first = end

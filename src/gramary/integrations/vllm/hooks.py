@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from gramary.integrations.vllm.architectures import ARCHITECTURES, DRAFT_ARCHITECTURES, MODULE
+from gramary.integrations.vllm.model_check import verify
 from gramary.settings import mark_vllm_children
-
-MODULE = "gramary.integrations.vllm.model"
-ARCHITECTURES = {
-    "Qwen4ExpForCausalLM": f"{MODULE}:Qwen4ExpForCausalLMWithRows",
-    "Qwen4ExpForConditionalGeneration": f"{MODULE}:Qwen4ExpForConditionalGenerationWithRows",
-}
-# Its draft model is checked as the model is, and has no table.
-DRAFT_ARCHITECTURES = ("Qwen4ExpMTP",)
 
 
 def install() -> None:
@@ -56,13 +50,11 @@ def _checked(stock: type[Any]) -> type[Any]:
 
         @staticmethod
         def verify_and_update_config(vllm_config: Any) -> None:
-            """Checks as the stock class does; see `engine_config.verify`."""
-            from gramary.integrations.vllm.engine_config import verify
-
+            """Checks as the stock class does; see `model_check.verify`."""
             verify(stock.verify_and_update_config, vllm_config)
 
     WithRows.__name__ = WithRows.__qualname__ = stock.__name__
     return WithRows
 
 
-__all__ = ["ARCHITECTURES", "install"]
+__all__ = ["install"]

@@ -28,12 +28,12 @@ _SHARD = ".ple_embedding.ngram_embedding.shard_"
 class TableElsewhere(Qwen4ExpPLEDeviceEmbedding):
     """Stands where vLLM keeps a table; allocates nothing, and passes decoded rows on."""
 
-    def __init__(self, num_embeddings: int, embedding_dim: int, **_: Any) -> None:
+    def __init__(self, _num_rows: int, embedding_dim: int, **_: Any) -> None:
         torch.nn.Module.__init__(self)
         # vLLM logs its dtype and device.
         self.weight = torch.empty(0, embedding_dim, dtype=torch.uint8, device="cpu")
 
-    def dequantize(self, embeddings: torch.Tensor, output_dtype: torch.dtype) -> torch.Tensor:
+    def dequantize(self, embeddings: torch.Tensor, _: torch.dtype) -> torch.Tensor:
         """Returns the rows as they are: gramary decoded them to the activations' dtype."""
         return embeddings
 

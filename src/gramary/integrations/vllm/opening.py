@@ -44,7 +44,7 @@ def open_feed(
     Raises:
         GramaryError: the files or the placement are wrong, or memory is missing.
     """
-    settings = _settings(options)
+    settings = _settings(vllm_config, options)
     tables: dict[int, Table] = {}
     try:
         for layer in layers:
@@ -64,10 +64,16 @@ def open_feed(
     return RowFeed(tables, connector, verifies=options.verify_early)
 
 
-def _settings(options: Options) -> Settings:
-    if options.num_threads is None:
-        return Settings.from_env()
-    return Settings.from_env(num_threads=options.num_threads)
+def _settings(vllm_config: Any, options: Options) -> Settings:
+    """Returns the environment's settings, with what the engine knows of its ranks."""
+    parallel = vllm_config.parallel_config
+    known: dict[str, Any] = {
+        # Each of them holds rows of its own.
+        "local_ranks": parallel.tensor_parallel_size * max(1, parallel.data_parallel_size_local)
+    }
+    if options.num_threads is not None:
+        known["num_threads"] = options.num_threads
+    return Settings.from_env(**known)
 
 
 def _open_table(

@@ -26,8 +26,6 @@ class Options:
             folder.
         kv_gib: device memory that `device=auto` leaves for the KV cache, in GiB; None derives it
             from vLLM's own configuration: one request of the model's greatest length.
-        share: whether the ranks of a machine map one copy of the host rows; None shares where
-            several ranks would hold the same rows.
         prefill_early_request: whether the rows of prefill chunks are requested before their
             forward begins.
         split_mixed: whether the prefill part of a batch that also decodes is requested early.
@@ -45,7 +43,6 @@ class Options:
     placement: str = "host"
     table: str | None = None
     kv_gib: float | None = None
-    share: bool | None = None
     prefill_early_request: bool = True
     split_mixed: bool = True
     worker: str = "thread"
@@ -101,7 +98,6 @@ _RULES: tuple[tuple[str, Any, str], ...] = (
     ("placement", _is_text, 'a placement such as "device=8GiB,host=auto,disk"'),
     ("table", lambda value: value is None or _is_text(value), "a path"),
     ("kv_gib", lambda value: value is None or _is_size(value), "GiB, at least 0"),
-    ("share", lambda value: value in (None, True, False), "true, false or null"),
     ("prefill_early_request", lambda value: isinstance(value, bool), "true or false"),
     ("split_mixed", lambda value: isinstance(value, bool), "true or false"),
     ("worker", lambda value: value in ("thread", "process"), '"thread" or "process"'),

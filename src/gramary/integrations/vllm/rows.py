@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from vllm.compilation.breakable_cudagraph import eager_break_during_capture
+from vllm.models.common.ops.sequence_parallel import sp_shard
 
 from gramary.integrations.vllm.feed import RowFeed
 from gramary.integrations.vllm.weights import check_hash_buffer, check_shard, hash_numbers
@@ -31,7 +32,8 @@ class PLERows(nn.Module):
         self.table_index = table_index
         self.hash_numbers = hash_numbers(stock)
         self._num_shards = int(stock.split_ngram_parts)
-        self._shard_tokens = stock._sp_shard_embeddings if stock.use_sequence_parallel else None
+        # Every rank has all rows, so none are summed over the ranks, as vLLM does with its shards.
+        self._is_sequence_parallel = bool(stock.use_sequence_parallel)
         self._feed: RowFeed | None = None
         self._is_first = False
 
@@ -75,7 +77,7 @@ class PLERows(nn.Module):
             device=hidden_states.device,
         )
         self._take(tokens, out)
-        return out if self._shard_tokens is None else self._shard_tokens(out)
+        return sp_shard(out) if self._is_sequence_parallel else out
 
     @eager_break_during_capture
     def _request(

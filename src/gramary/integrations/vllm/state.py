@@ -69,7 +69,7 @@ class StateWithRows(Qwen4ExpModelState):
 
 @contextlib.contextmanager
 def _as_one_stage(vllm_config: Any) -> Iterator[None]:
-    """Passes vLLM's refusal of several stages by; see `engine_config.verify`."""
+    """Passes vLLM's refusal of several stages by; see `model_check.verify`."""
     parallel = vllm_config.parallel_config
     stages, parallel.pipeline_parallel_size = parallel.pipeline_parallel_size, 1
     try:
