@@ -16,6 +16,7 @@ OTHER_REASONS = {
     "ple/test_prefix_cache.py": "the interpreter of kernels would take minutes for one case",
     "ple/test_run.py": "one case has a test of its own for a GPU",
     "test_empty_requests.py": "not every reader takes every batch and placement",
+    "test_types.py": "mypy comes with the checks, not with the tests",
     "test_exports.py": "a tree on the path has no metadata to compare with",
 }
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from abilities import ask_for
 from offload_stage import make_batch, make_table
 from table_stage import encoded_table, small_spec, write_table_folder
 
@@ -160,7 +161,7 @@ def test_kind_18_spans_that_an_engine_drops_are_in_the_statistics(
 
 def test_kind_18_spans_that_the_service_drops_are_in_its_counters() -> None:
     """The core keeps 65536; three layers fill it the sooner."""
-    tables = [make_table(ple_index=index) for index in range(3)]
+    tables = [make_table(table_index=index) for index in range(3)]
     region = make_region(ring_shape(tables, 1, 1), torch.device("cpu"))
     service = ThreadService(region, tuple(map(store_arguments, tables)), SETTINGS)
     service.start()
@@ -201,7 +202,7 @@ def test_kind_18_spans_of_a_device_are_bounded_and_counted(
 
 @pytest.fixture
 def make_device_spans() -> Callable[[], Any]:
-    pytest.importorskip("triton")
+    ask_for("triton")
     from cuda_side_stage import CallingThread
 
     from gramary.offload.cuda.device_spans import DeviceSpans
@@ -209,8 +210,8 @@ def make_device_spans() -> Callable[[], Any]:
     return lambda: DeviceSpans(CallingThread(), "stream")
 
 
+@pytest.mark.needs("triton")
 def test_kind_18_errors_that_found_no_room_are_counted() -> None:
-    pytest.importorskip("triton")
     from gramary.offload.cuda import device
 
     stand_in: Any = SimpleNamespace(

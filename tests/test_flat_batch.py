@@ -70,6 +70,7 @@ LOOSE = {
     "ops/opaque.py": "an operation that compilers see takes tensors alone",
     "ops/reference/hash.py": "the public operation's twin",
     "ops/reference/embed.py": "the public operation's twin",
+    "integrations/vllm/feed.py": "vLLM passes its tensors; it makes a `Batch` of them",
     "offload/memory/region.py": "writes the fields into shared memory",
 }
 

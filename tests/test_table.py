@@ -206,8 +206,11 @@ def test_an_empty_table_owns_no_storage() -> None:
     table.load_shard(0, encoded)
     [tier] = table.stats().tiers
     table.finish_loading()
-    table.lookup(torch.tensor([0]))
     assert table.stats().tiers == (tier,)
+    table.lookup(torch.tensor([0]))
+    [read] = table.stats().tiers
+    # Nothing but the rows that were read differs.
+    assert read.facts == {**tier.facts, "num_rows": 1, "row_bytes": codec.row_bytes}
     assert table.placement.extents[0].num_rows == SPEC.num_rows
 
 

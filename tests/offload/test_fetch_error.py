@@ -39,4 +39,4 @@ def test_every_failure_has_words_of_its_own(
 
 def test_a_request_given_up_tells_the_worker_s_end_or_the_time() -> None:
     assert "no answer within 0.5 s (GRAMARY_REQUEST_TIMEOUT_S)" in str(timed_out("t", 0, 0.5, None))
-    assert "t, layer 0: it was killed. " in str(timed_out("t", 0, 0.5, "it was killed"))
+    assert "t, table 0: it was killed. " in str(timed_out("t", 0, 0.5, "it was killed"))

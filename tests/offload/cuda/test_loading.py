@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from abilities import ask_for
 from children import run_child
 from offload_stage import make_batch, make_table
 
@@ -46,7 +47,7 @@ class Recorder:
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> tuple[set[Any], set[Any]]:
-    pytest.importorskip("triton")
+    ask_for("triton")
     import importlib
 
     loaded: set[Any] = set()
