@@ -23,6 +23,7 @@ import torch
 from children import run_apart
 from offload_stage import (
     expected_rows,
+    freeze,
     make_batch,
     make_table,
     mapped_inodes,
@@ -228,7 +229,7 @@ def test_kind_20_inputs_that_the_service_has_not_begun_with_are_taken_back(
     """The service passes them over, though a later request's inputs lie there by then."""
     with joined(server, table) as region:
         lane = HostRequests(region, VOCAB_SIZE, Quarantine(region), SpanLog("engine"))
-        os.kill(server.process.pid, 19)
+        freeze(server.process.pid)
         batch = make_batch(3)
         for number in range(1, NUM_INPUTS + 1):
             let_go(region, number, make_request(lane, make_batch(50 + number)))

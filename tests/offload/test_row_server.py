@@ -19,7 +19,15 @@ from typing import Any
 import pytest
 import torch
 from children import Child, run_child, start_child
-from offload_stage import expected_rows, is_alive, make_batch, make_table, mapped_inodes, wait_until
+from offload_stage import (
+    expected_rows,
+    freeze,
+    is_alive,
+    make_batch,
+    make_table,
+    mapped_inodes,
+    wait_until,
+)
 from table_stage import encoded_table, small_spec, write_table_folder
 
 from gramary import Connector, Settings, Table
@@ -153,7 +161,7 @@ def test_a_killed_worker_is_found_by_every_rank_within_a_second() -> None:
             rows = connector.wait(connector.request(batch))
             assert torch.equal(rows, expected_rows(table, batch))
         pid = server.process.pid
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
         tickets = [connector.request(make_batch(1)) for connector in connectors]
         os.kill(pid, signal.SIGKILL)
         for connector, ticket in zip(connectors, tickets, strict=True):
