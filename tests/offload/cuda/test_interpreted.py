@@ -347,7 +347,8 @@ def test_a_killed_worker_lets_the_stream_go_and_is_named(
                 with contextlib.suppress(FetchTimeoutError):
                     connector.wait(ticket, out=out)
             assert out.isnan().all()
-        assert time.monotonic() - began < 5
+        # Long before the time of a request is over; the kernels are interpreted.
+        assert time.monotonic() - began < PATIENT.request_timeout_s - 5
         for _ in range(2):
             with pytest.raises(RowFetchError, match=f"worker process {pid} was killed by signal 9"):
                 connector.request(make_batch(1))
